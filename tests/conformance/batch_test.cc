@@ -40,7 +40,8 @@ TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
 class RowsOfOneLayout : public ::testing::TestWithParam<Shape> {};
 
 std::vector<Shape> LayerShapes() {
-  // K-ranges of K that are cut, whole, uneven and empty; tiles of N that do and do not fill a device.
+  // K-ranges of K that are cut, whole, uneven and empty; tiles of N that do and do not fill a
+  // device.
   std::vector<Shape> out = {{4096, 4096, "w4g128z", 1025},
                             {2048, 6144, "w4g128s", 513},
                             {1408, 4096, "w4g128z", 600},

@@ -1,11 +1,11 @@
-// The order of sums of products that are batch-invariant: every such kernel row of the layout mma16
-// adds along K in this order.
+// Fixed-order split-K: the order of sums of batch-invariant products. Every such kernel row of the
+// layout mma16 adds along K in this order.
 //
-// K is cut into k-ranges of whole records. The records of a k-range are added in one accumulator in
-// ascending order, 16 rows of K at a time; the sums of the k-ranges are added from the first to the
-// last. mma.sync and wgmma give the same bits for the same k-range. K-ranges depend on the weight and
-// the device, never on the number of tokens. So a token's result has the same bits whatever it is
-// batched with and whichever of these kernel rows computes it.
+// K is divided into k-ranges of whole records. The records of a k-range are added in one
+// accumulator in ascending order, 16 rows of K at a time; the sums of the k-ranges are added from
+// the first to the last. mma.sync and wgmma give the same bits for the same k-range. K-ranges
+// depend on the weight and the device, never on the number of tokens. So a token's result has the
+// same bits whatever it is batched with and whichever of these kernel rows computes it.
 #pragma once
 
 #include "kernels/types.h"

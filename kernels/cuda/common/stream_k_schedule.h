@@ -1,23 +1,22 @@
-// Who computes what in the persistent product, and in sm80/stream_k.cuh, where a cluster is one block.
-// Tiles are cut along K where whole tiles would not give every cluster equal work.
+// The work units of the stream-K products: sm90a's persistent kernel, and sm80/stream_k.cuh, where
+// a cluster is one block. Stream-K splits tiles along K where whole tiles would leave clusters
+// idle.
 //
-// A tile is `k_blocks` steps long. The first `split` tiles are laid end to end and cut into equal
-// runs of steps, one for each cluster; a cut may fall within a tile. The other tiles are dealt out
-// whole, one to each cluster in each round. The cluster that has the last step of a cut tile
-// finishes it: it adds the sums of the earlier clusters in the order of K. So a sum has the same
-// order in every call, and every cluster has equal work.
+// A tile has `k_blocks` steps. The first `stream_k_tiles` tiles are laid end to end and divided
+// into equal k-ranges, one for each cluster; a k-range may begin within a tile. The other tiles are
+// data parallel: each cluster computes one of them in each round. The fix-up of a stream-K tile is
+// done by the cluster that has its last step: it adds the partials of the earlier clusters in the
+// order of K. So a sum has the same order in every call, and every cluster has equal work.
 //
-// A cluster's run touches at least one tile; the steps of one tile in it are a work unit. A cluster
-// computes its work units backwards. First comes the work unit whose tile a later cluster finishes. Last
-// comes the work unit that needs the sums of earlier clusters, which by then have written them. A
-// cluster only waits for clusters of lower numbers. Blocks start in ascending order, so a cluster
-// that is waited for is always running.
+// The steps that a cluster has of one tile are a work unit. A cluster computes its work units
+// backwards. The first is the one whose tile a later cluster fixes up. The last is the one that
+// needs the partials of earlier clusters, which have written them by then. A cluster waits for
+// clusters of lower numbers only. Blocks start in ascending order, so these are running.
 //
-// Where the order of sums must be that of common/fixed_order.h, cuts fall between k-ranges: tiles that are
-// fewer than the clusters are cut into parts of whole k-ranges, one for each cluster. Where tiles are
-// as many as the clusters or more, no tile is cut more than once, and the second cluster goes on
-// from the sums of the first.
-#pragma once
+// Where the order of sums must be that of common/fixed_order.h, tiles are split between its
+// k-ranges only. If there are fewer tiles than clusters, each cluster computes one split of a tile.
+// Otherwise no tile is split more than once, and the second cluster continues from the partials of
+// the first.
 
 #include <cstdint>
 
@@ -32,10 +31,10 @@ namespace awqd::cuda {
 struct StreamKSchedule {
   int clusters = 1;
   int k_blocks = 1;
-  int stream_k_tiles = 0;  // tiles that are cut
-  int rounds = 0;          // whole tiles for each cluster
-  int splits = 0;          // parts of each cut tile; 0: cuts fall anywhere
-  int split_steps = 0;     // steps of each part; the last may be shorter
+  int stream_k_tiles = 0;  // tiles that are split along K
+  int rounds = 0;          // whole tiles of each cluster
+  int splits = 0;          // splits of each stream-K tile; 0: of any length
+  int split_steps = 0;     // steps of each split; the last may be shorter
 
   int tiles() const { return stream_k_tiles + rounds * clusters; }
 };
@@ -47,9 +46,9 @@ struct WorkUnit {
   int end = 0;
 };
 
-// Tiles that divide evenly among the clusters are dealt out whole. Otherwise whole rounds are dealt
-// out as long as at least one tile for each cluster remains afterwards; what remains is cut. So few
-// tiles are cut, and the cut ones give every cluster work.
+// If the tiles divide evenly among the clusters, all are data parallel. Otherwise as many whole
+// rounds are data parallel as leave at least one tile for each cluster; the rest is stream-K. So
+// few tiles are split, and they give every cluster equal work.
 inline StreamKSchedule MakeStreamKSchedule(int tiles, int k_blocks, int clusters) {
   StreamKSchedule s{clusters, k_blocks, tiles, 0};
   if (tiles % clusters == 0) {

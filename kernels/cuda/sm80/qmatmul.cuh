@@ -4,13 +4,12 @@
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in FP32, or of
 // integers in INT32, exact. Work split: a block owns 64 * kRowTiles out features x kTokens tokens.
-// Each of its kConsumers consumers of 4 warps takes a k-range of K (common/fixed_order.h) with a cp.async
-// ring and a barrier of its own, so that one decodes while another waits; warp w of a consumer
-// takes fragment row w of each record. K-ranges are added from the first to the last, by a block that
-// stands alone for the whole tile, by the blocks of a cluster each for a share of its rows: whoever
-// has a sum stores it into the shared memory of the block that adds it. A sum's order depends on
-// the k-ranges alone, and they on K, N and the device: a token has the same bits in every tile and
-// batch. Limits: 65535 tiles of tokens; none on K and N (the layout pads them, x is zero-filled
+// Each of its kConsumers consumers of 4 warps takes a k-range of K (common/fixed_order.h) with a
+// cp.async ring and a barrier of its own, so that one decodes while another waits; warp w of a
+// consumer takes fragment row w of each record. K-ranges are added from the first to the last: by
+// the block itself, or in a cluster by each block for some of the rows, to whose shared memory the
+// others send their sums. A sum's order depends on the k-ranges alone, and they on K, N and the
+// device: a token has the same bits in every tile and
 // past m and k).
 #pragma once
 

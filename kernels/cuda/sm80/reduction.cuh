@@ -1,4 +1,4 @@
-// Where the k-ranges of the fused product's tiles are added up and stored. Device code only.
+// The reduction over the k-ranges of a tile, and the epilogue. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -7,9 +7,9 @@
 namespace awqd::cuda {
 namespace {
 
-// Where the k-ranges' sums of the rows that this block stores meet in its shared memory: one slot per
-// k-range, [token][row]. Alone they lie in the consumers' rings; in a cluster beside them, because
-// the others may still be multiplying when the first sums come.
+// The buffer in shared memory for the sums of the rows that this block stores: one slot for each
+// k-range, [token][row]. Without a cluster it lies in the consumers' rings; in a cluster beside
+// them, because other blocks may still be multiplying when the first sums come.
 struct Reduction {
   uint32_t slots;  // the first k-range's
   int slot_bytes;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store
 __device__ __forceinline__ uint32_t WordOf(float sum) { return __float_as_uint(sum); }
 __device__ __forceinline__ uint32_t WordOf(int sum) { return static_cast<uint32_t>(sum); }
 
-// Leaves a consumer's sums in its slot of this block, which stands alone.
+// Stores a consumer's sums in its slot, of a block without a cluster.
 template <class Config>
 __device__ __forceinline__ void StoreSums(const Reduction& reduction, int index,
                                           const Sums<Config>& sums) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void StoreSums(const Reduction& reduction, int index,
   });
 }
 
-// Sends the sums of `k-range` to the blocks of the cluster that store their rows.
+// Sends the sums of `k_range` to the blocks of the cluster that store their rows.
 template <class Config>
 __device__ __forceinline__ void PushSums(const Reduction& reduction, int k_range, int tokens,
                                          const Sums<Config>& sums) {
@@ -157,12 +157,12 @@ __device__ __forceinline__ void AddWords(uint4 words, Four<float>* sums) {
   sums->x += __uint_as_float(words.x), sums->y += __uint_as_float(words.y);
   sums->z += __uint_as_float(words.z), sums->w += __uint_as_float(words.w);
 }
-// Modulo 2^32: of sums that fit, parts may not.
+// Modulo 2^32: partial sums may wrap where the whole sum fits.
 __device__ __forceinline__ void AddWords(uint4 words, Four<uint32_t>* sums) {
   sums->x += words.x, sums->y += words.y, sums->z += words.z, sums->w += words.w;
 }
 
-// Of all k-ranges in the order of K. `at`: those of the first.
+// The sums of all k-ranges, added in the order of K. `at`: the address of the first.
 template <class Config, class Sum>
 __device__ __forceinline__ Four<Sum> AddKRanges(const Reduction& reduction, uint32_t at) {
   Four<Sum> out = {0, 0, 0, 0};
@@ -194,7 +194,7 @@ __device__ __forceinline__ void EpilogueFour(const QMatmulParams& p, int64_t tok
   StoreFour(p, token, n, count, {v.x, v.y, v.z, v.w});
 }
 
-// INT32 sums to y as they are, in the places of FP32.
+// INT32 sums to y as they are, in the place of FP32.
 __device__ __forceinline__ void EpilogueFour(const QMatmulParams& p, int64_t token, int64_t n,
                                              int count, Four<uint32_t> v) {
   StoreWords(p, token, n, count, {v.x, v.y, v.z, v.w});

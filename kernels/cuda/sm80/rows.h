@@ -16,9 +16,9 @@ const KernelRow& PlainMatmulRow();
 const KernelRow& PlainQMatmulA8Row();
 const KernelRow& PlainQMatmulA8ScaledRow();
 
-// The product of ScaledSumsA16 by sm80/stream_k.cuh on so many blocks, for tests whether that is chosen or
-// not. At most as many as multiprocessors and as records; compute capability 9.0 and later. The
-// workspace has room for kMostTokensOfScaledSums x 64 floats for each block.
+// The product of ScaledSumsA16 by sm80/stream_k.cuh on so many blocks, for tests whether that is
+// chosen or not. At most as many as multiprocessors and as records; compute capability 9.0 and
+// later. The workspace has room for kMostTokensOfScaledSums x 64 floats for each block.
 absl::Status RunStreamKScaledSums(const MatmulArgs& args, int blocks, StreamView stream);
 
 }  // namespace awqd::cuda

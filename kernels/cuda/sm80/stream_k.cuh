@@ -1,15 +1,15 @@
-// The fused product of few tokens where tiles do not divide evenly among the multiprocessors: one
-// block for each, all with equally many records. For sm_90 and later.
+// The stream-K product of few tokens, for tiles that do not divide evenly among the
+// multiprocessors: one block for each, all with equally many records. For sm_90 and later.
 //
-// common/schedule.h says which work units of which tiles a block has. Each work unit is shared among the
-// block's consumers, so that these have equally many records too. A consumer leaves the sums of a
-// work unit in shared memory and goes on with the next. Four more warps, the fix-up warps, add them up and
-// store them: y, or what a later block needs to finish the tile. They wait for sums of earlier
-// blocks while consumers still multiply. So nobody who multiplies waits for a sum but for room to
-// leave it in.
+// common/stream_k_schedule.h gives the work units of a block. The k-range of a work unit is divided
+// among the block's consumers, so that these have equally many records too. A consumer stores its
+// sums in a buffer of shared memory and goes on with the next work unit. Four more warps, the
+// fix-up warps, add the buffers up and store y, or partials for the block that fixes up the tile.
+// They wait for partials of earlier blocks while consumers still multiply. So a consumer never
+// waits for a sum, only for a free buffer.
 //
 // The order of a sum depends on the weight, the device and whether there are more than 8 tokens,
-// not on chance.
+// never on timing.
 #pragma once
 
 #include "kernels/cuda/common/attributes.h"
@@ -23,7 +23,7 @@ namespace awqd::cuda {
 namespace {
 
 // Named barriers; consumers have 1 and the following.
-constexpr int kFilledBarrier = 8;  // that of the first place
+constexpr int kFilledBarrier = 8;  // that of the first buffer
 constexpr int kFixUpBarrier = kFilledBarrier + kStreamKBuffers;
 
 template <class Config>
@@ -36,7 +36,7 @@ struct StreamKConfig {
   static_assert(kFours * kConsumerThreads * 4 == Config::kTokens * mma16::kTileN);
 };
 
-// Addresses in shared memory: the rings, the places, a barrier for each that says it was read.
+// Addresses in shared memory: the rings, the buffers, a barrier for each that says it was read.
 template <class Config>
 struct Places {
   uint32_t first;
@@ -50,15 +50,15 @@ struct Places {
   }
 };
 
-// The steps of its block's work units that one consumer has: of each work unit a run, all as long as each
-// other but for one step, and all work units together too.
+// The k-ranges of one consumer: of each work unit of its block a share, equal but for one step; all
+// shares together are equal too.
 template <class Config>
 class Shares {
  public:
   __device__ __forceinline__ Shares(const StreamKSchedule& schedule, int consumer)
       : units_(schedule, blockIdx.x), consumer_(consumer) {}
 
-  // The next work unit's, which may be none. False after the last work unit.
+  // The share of the next work unit, which may be empty. False after the last work unit.
   __device__ __forceinline__ bool Next(WorkUnit* share) {
     if (!units_.Next(share)) return false;
     constexpr int kConsumers = Config::kConsumers;
@@ -152,8 +152,8 @@ __device__ __forceinline__ void Consume(const QMatmulParams& p, uint32_t rings,
   }
 }
 
-// A set: the sums of a work unit whose tile a later block finishes. Every block has room for one, and a
-// counter that says it is there.
+// Where the partials of a block are stored. Every block has room for those of one work unit, and a
+// counter that says they are there.
 template <class Config>
 __device__ __forceinline__ float4* SetOf(const QMatmulParams& p, int block) {
   return reinterpret_cast<float4*>(p.sums) +
@@ -163,7 +163,7 @@ __device__ __forceinline__ float4* SetOf(const QMatmulParams& p, int block) {
 template <class Config>
 using FourSums = Four<float>[StreamKConfig<Config>::kFours];
 
-// Adds what the blocks before have of the tile that `step`, a step of all cut tiles, begins.
+// Adds the partials of the blocks before this one of the tile that begins at stream-K step `step`.
 template <class Config>
 __device__ __forceinline__ void AddPartials(const QMatmulParams& p, int step,
                                             FourSums<Config>& sums) {

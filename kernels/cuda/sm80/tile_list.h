@@ -31,10 +31,10 @@ inline constexpr int kTuringSharedBytes = 65536;
 // 4-bit codes in groups of 128 and more, or of all of K. They fit 227 KB up to 48 tokens; from
 // there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a register bound that spills
 // costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks of two row tiles, 36.7 with
-// two. Four k-ranges have a multiprocessor to themselves (common/fixed_order.h), and the registers: BF16, one
-// token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more than three
-// for each, there are two row tiles or many waves of them, and registers are worth more than a
-// fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
+// two. Four k-ranges have a multiprocessor to themselves (common/fixed_order.h), and the registers:
+// BF16, one token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more
+// than three for each, there are two row tiles or many waves of them, and registers are worth more
+// than a fourth block: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
 inline constexpr MatmulVariant kTiles4[] = {
     {8, 1, 2, 4, 2},   {8, 2, 2, 3, 3},   {8, 1, 4, 4, 1},  {16, 1, 2, 3, 4}, {16, 2, 2, 3, 2},
     {16, 1, 4, 3, 1},  {24, 1, 2, 3, 3},  {24, 2, 2, 3, 2}, {24, 1, 4, 3, 1}, {32, 1, 2, 3, 3},
@@ -94,8 +94,8 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 // grows with the tokens, what it saves in decoding weights does not.
 inline constexpr int kMostTokensOfScaledSums = 16;
 
-// Those of sm80/stream_k.cuh, in ascending order of tokens, and how many sets of sums of all consumers a
-// block has room for: one is filled while the other is read.
+// Those of sm80/stream_k.cuh, in ascending order of tokens, and how many buffers for the sums of
+// all consumers a block has: one is filled while the other is read.
 inline constexpr int kStreamKBuffers = 2;
 inline constexpr MatmulVariant kStreamKTiles[] = {{8, 1, 4, 4, 1}, {16, 1, 5, 3, 1}};
 static_assert(kStreamKTiles[1].tokens == kMostTokensOfScaledSums);

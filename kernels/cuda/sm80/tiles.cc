@@ -11,10 +11,10 @@ namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
-// Whether the k-ranges of one block are dealt out to two, of two row tiles each: where K is long,
-// activations are read as often as weights, and this halves them. H100, 2026-11-22, 16 tokens:
-// 28672 x 8192 47.8 us instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8 instead of
-// 44.9. To BF16 two row tiles decode too slowly: 62.4 instead of 56.5.
+// Whether the k-ranges of one block are divided among two blocks, of two row tiles each: where K is
+// long, activations are read as often as weights, and this halves them. H100, 2026-11-22, 16
+// tokens: 28672 x 8192 47.8 us instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8
+// instead of 44.9. To BF16 two row tiles decode too slowly: 62.4 instead of 56.5.
 bool DealsOut(const FixedOrder& k_ranges, int tokens, DType x, const DeviceInfo& device) {
   constexpr int kLongChain = 32;  // records
   return x == DType::kFp16 && tokens == 16 && device.arch >= 90 && k_ranges.splits == 1 &&
@@ -25,7 +25,7 @@ bool Fits(const MatmulVariant& variant, RingBytes bytes, int splits, const Devic
   return MatmulSharedBytes(variant, bytes, splits, device) <= device.shared_bytes_per_block;
 }
 
-// One consumer's. Rings of two slots may be too small for the sums that are joined in them.
+// One consumer's. Rings of two slots may be too small for the reduction.
 int64_t RingSize(const MatmulVariant& variant, int64_t slot, const DeviceInfo& device) {
   if (device.arch >= 80) return variant.stages * slot;
   const int64_t sums = int64_t{4} * variant.tokens * SumStride(variant.row_tiles * mma16::kTileN);
@@ -113,20 +113,19 @@ int64_t StreamKSharedBytes(const MatmulVariant& variant, RingBytes bytes) {
   return variant.k_ranges * (variant.stages * slot + kStreamKBuffers * place) + kStreamKBuffers * 8;
 }
 
-// Where tiles are more than the multiprocessors, one of these gets more of them than another, or
-// they come in waves. One token and 16 by whole tiles and evenly, 2026-11-27: H100, 3584 x 37888,
-// 4.48 tiles for each multiprocessor, 29.9 and 38.4 us, 27.3 and 30.8; 8192 x 57344, 6.79, 89.7
-// and 98.8, 86.0 and 91.6; 8192 x 10240, 1.21, 18.0 and 21.0, 17.8 and 19.7. H200, 3584 x 18944,
-// 2.24, 12.4 and 16.5, 11.6 and 14.6.
+// When stream-K gains. Times in us of one token and of 16, data parallel and then stream-K,
+// 2026-11-27. Tiles for each multiprocessor: H100, 3584 x 37888, 4.48 tiles: 29.9 and 38.4, 27.3
+// and 30.8; 8192 x 57344, 6.79: 89.7 and 98.8, 86.0 and 91.6; 8192 x 10240, 1.21: 18.0 and 21.0,
+// 17.8 and 19.7. H200, 3584 x 18944, 2.24: 12.4 and 16.5, 11.6 and 14.6.
 //
-// A multiprocessor has room for four blocks of whole tiles, and three or four even out what each
-// of them waits for: 4096 x 28672, 3.39, H100 24.2 and 26.4, evenly 23.6 and 26.5, H200 17.7 and
-// 21.8, 18.2 and 22.6. Where tiles are fewer than the multiprocessors every block waits for another
-// to its end: H100, 8192 x 8192, 0.97, 13.3 and 15.3, 14.7 and 15.9.
+// A multiprocessor has room for four blocks of whole tiles, and three or four hide each other's
+// waits: 4096 x 28672, 3.39, H100 24.2 and 26.4, stream-K 23.6 and 26.5, H200 17.7 and 21.8, 18.2
+// and 22.6. Where tiles are fewer than the multiprocessors every block waits for another to its
+// end: H100, 8192 x 8192, 0.97, 13.3 and 15.3, 14.7 and 15.9.
 int StreamKBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
   // The least that were measured.
   constexpr int64_t kLeastRecordsOfTile = 28, kLeastRecordsOfBlock = 60;
-  constexpr int kMostBlocks = 256;  // schedule.h
+  constexpr int kMostBlocks = 256;  // stream_k_schedule.h
   const int64_t tiles = mma16::TilesN(shape.n), k_blocks = mma16::BlocksK(shape.k);
   const int64_t sms = device.sm_count;
   const MatmulVariant& variant = kStreamKTiles[m > kStreamKTiles[0].tokens];

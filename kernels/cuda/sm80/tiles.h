@@ -13,11 +13,11 @@
 
 namespace awqd::cuda {
 
-// A block computes 64 * row_tiles out features x `tokens` tokens over its share of the k-ranges of K.
+// A block computes 64 * row_tiles out features x `tokens` tokens over its k-ranges.
 struct MatmulTile {
   int tokens = 8;
   int row_tiles = 1;
-  // One per consumer, k-ranges.per_block of these per block, k-ranges.split blocks in a cluster.
+  // One per consumer, k_ranges.per_block of these per block, k_ranges.splits blocks in a cluster.
   FixedOrder k_ranges;
 
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
@@ -45,7 +45,7 @@ constexpr int PairTableBytes(CodeKind code) {
 // For activations of dtype `x`.
 RingBytes RingBytesOf(const WeightShape& shape, DType x);
 
-// Dynamic shared memory of a block. The rings of its consumers and, where `split` blocks of a
+// Dynamic shared memory of a block. The rings of its consumers and, where `splits` blocks of a
 // cluster share the k-ranges, the sums that it gets of all of them.
 int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int splits,
                           const DeviceInfo& device);
@@ -74,8 +74,8 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
 // multiprocessor. 0 where it would not take less time, or does not fit.
 int StreamKBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device);
 
-// Dynamic shared memory of such a block: the rings of its consumers, two places for the sums of
-// them all, and a barrier for each place.
+// Dynamic shared memory of such a block: the rings of its consumers, two buffers for the sums of
+// them all, and a barrier for each buffer.
 int64_t StreamKSharedBytes(const MatmulVariant& variant, RingBytes bytes);
 
 // For a grouped product in which an expert has `rows` rows on average. The k-ranges depend on K

@@ -1,4 +1,4 @@
-// Consumers that keep the order of sums of common/fixed_order.h: each k-range is summed in one
+// Consumers of fixed-order products (common/fixed_order.h): each k-range is summed in one
 // accumulator, and the k-ranges are added from the first to the last. Device code only.
 #pragma once
 
@@ -8,15 +8,15 @@
 namespace awqd::cuda {
 namespace {
 
-// The slots in which a cluster that has a tile's first steps leaves its sums to the next cluster:
-// the total of its whole k-ranges, and the open k-range, which the cut goes through.
+// The slots in which a cluster that has a tile's first steps stores partials for the next cluster:
+// the total of its complete k-ranges, and the open k-range, which the next cluster continues.
 constexpr int kTotalSlot = 0;
 constexpr int kOpenSlot = 1;
-// The slot in which a cluster parks the total of a tile that it finishes.
+// The slot in which a cluster keeps the total of a tile that it fixes up.
 constexpr int kParkSlot = 2;
 
-// For a work unit that does not begin its tile: whether the cluster before leaves it a total, and an
-// open k-range.
+// For a work unit that does not begin its tile: whether the cluster before stores a total for it,
+// and an open k-range.
 __device__ __forceinline__ bool HasTotal(const PersistentParams& p, const WorkUnit& work) {
   return work.begin >= p.k_range;
 }
@@ -47,9 +47,9 @@ __device__ __forceinline__ void Resume(const PersistentParams& p, const WorkUnit
   }
 }
 
-// Finishes a tile in parts on the cluster that has the last part. sums = the first part's total,
-// plus every k-range of the other parts. This cluster has put down all its k-ranges but the last, which
-// `last` holds.
+// The fix-up of a split tile, by the cluster that has the last split. sums = the first split's
+// total, plus every k-range of the other splits. This cluster has stored all its k-ranges but the
+// last, which is in `last`.
 template <class Config>
 __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int record,
                                      int own_k_ranges, const Sums<Config>& last,
@@ -64,7 +64,7 @@ __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int
   }
   NamedBarrier<kWarpgroupThreads>(1 + record);
   LoadPartials<Config, false>(p, PartialsIndex<Config>(p, first, 0, record), sums);
-  // Sets of neighbouring clusters follow each other.
+  // Partials of neighbouring clusters follow each other.
   constexpr int kNext = Config::kCluster * Config::kRecords;
   int set = PartialsIndex<Config>(p, first + 1, 0, record);
   for (int i = 0; i < k_ranges; ++i, set += kNext) LoadPartials<Config, true>(p, set, sums);
@@ -72,8 +72,8 @@ __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int
   for (int i = 0; i < Config::kSums; ++i) sums[i] += last[i];
 }
 
-// ComputeWorkUnit of qmatmul.cuh, k-range by k-range: `open` has the sums of the k-range under way, `total`
-// those of the k-ranges before it.
+// ComputeWorkUnit of qmatmul.cuh, k-range by k-range: `open` has the sums of the current k-range,
+// `total` those of the k-ranges before it.
 template <class Config>
 __device__ __forceinline__ bool ComputeInFixedOrder(const PersistentParams& p,
                                                     Consumer<Config>& consumer,
@@ -81,8 +81,8 @@ __device__ __forceinline__ bool ComputeInFixedOrder(const PersistentParams& p,
                                                     Sums<Config>& total) {
   const int k_blocks = p.schedule.k_blocks, k_range = p.k_range;
   const bool ends = work.end == k_blocks;
-  // In parts: a part that is not the first cannot add up its k-ranges before it has the total of the
-  // parts before it.
+  // A split that is not the first cannot add up its k-ranges before it has the total of the splits
+  // before it.
   const bool waits = p.schedule.splits > 0 && work.begin > 0;
   Sums<Config> open;
   bool resumes = false;
@@ -98,8 +98,8 @@ __device__ __forceinline__ bool ComputeInFixedOrder(const PersistentParams& p,
     end = min(end, work.end);
     if (!resumes) Clear<Config>(open);
     consumer.Run(begin, end, work.end, 1, open);
-    // The tile's last k-range is added by Join, a k-range that the cut goes through by the next
-    // cluster.
+    // Join adds the tile's last k-range. The next cluster completes a k-range that ends within its
+    // work unit.
     const bool stays_open = waits ? ends : end % k_range != 0 && !ends;
     if (end == work.end && stays_open) break;
     if (waits) {
@@ -121,16 +121,16 @@ __device__ __forceinline__ bool ComputeInFixedOrder(const PersistentParams& p,
   return false;
 }
 
-// ComputeInFixedOrder where the sums of one k-range fill the registers. Each thread parks the total of the
-// k-ranges before in global memory, where it stays in L2, and reads it back at the k-range's end. A
-// tile is cut once at most. In the end `open` has the sums of all k-ranges.
+// ComputeInFixedOrder where the sums of one k-range fill the registers. Each thread keeps the total
+// of the k-ranges before in global memory, where it stays in L2, and reads it back at the end of
+// the k-range. A tile is split once at most. In the end `open` has the sums of all k-ranges.
 template <class Config>
 __device__ __forceinline__ bool ComputeParked(const PersistentParams& p, Consumer<Config>& consumer,
                                               const WorkUnit& work, int cluster, int record,
                                               Sums<Config>& open) {
   const int k_range = p.k_range;
   const bool ends = work.end == p.schedule.k_blocks;
-  // A total that the next cluster needs is parked where that cluster looks for it.
+  // A total that the next cluster needs is stored where that cluster reads it.
   const int park = PartialsIndex<Config>(p, cluster, ends ? kParkSlot : kTotalSlot, record);
   float4* const parked = PartialsAddress<Config>(p, park);
   const float4* total = nullptr;

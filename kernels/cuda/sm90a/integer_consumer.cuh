@@ -31,9 +31,9 @@ class Consumer<Config, true> {
     }
   }
 
-  // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T x.
-  // The ring holds the work unit's steps up to work_end; if more follow, the next one is entered.
-  // While the tensor cores work on a step, the next one is read and decoded.
+  // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T
+  // x. The ring holds the work unit's steps up to work_end; if more follow, the next one is
+  // entered. While the tensor cores work on a step, the next one is read and decoded.
   __device__ __forceinline__ void Run(int begin, int end, int work_end, int add,
                                       Sums<Config>& sums) {
     if (add == 0) Clear<Config>(sums);

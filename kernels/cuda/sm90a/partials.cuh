@@ -1,6 +1,6 @@
-// Sums of cut tiles on their way from one cluster to another, through global memory and without
-// atomics: one puts a set down and announces it, the other waits for it and picks it up. Device
-// code only.
+// Partials of stream-K tiles on their way from one cluster to another, through global memory and
+// without atomics: one cluster stores and signals them, the other waits and loads. Device code
+// only.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -9,8 +9,8 @@
 namespace awqd::cuda {
 namespace {
 
-// The number of a set in global memory: slot `slot` of the consumer of `record` in `cluster`. Its
-// counter has the same number.
+// The index of partials in global memory: slot `slot` of the consumer of `record` in `cluster`.
+// Their counter has the same index.
 template <class Config>
 __device__ __forceinline__ int PartialsIndex(const PersistentParams& p, int cluster, int slot,
                                              int record) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ int PartialsIndex(const PersistentParams& p, int clus
   return ((cluster * p.slots + slot) * Config::kCluster + rank) * Config::kRecords + record;
 }
 
-// This thread's first float4 of a set; the next ones lie kWarpgroupThreads apart.
+// This thread's first float4 of partials; the next ones lie kWarpgroupThreads apart.
 template <class Config>
 __device__ __forceinline__ float4* PartialsAddress(const PersistentParams& p, int set) {
   return reinterpret_cast<float4*>(p.sums) +
@@ -34,14 +34,14 @@ __device__ __forceinline__ void WritePartials(float4* to, const Sums<Config>& su
   }
 }
 
-// Announces a set that the whole warpgroup has written.
+// Signals partials that the whole warpgroup has written.
 __device__ __forceinline__ void SignalPartials(const PersistentParams& p, int set, int record) {
   NamedBarrier<kWarpgroupThreads>(1 + record);
   // After the barrier this release covers the stores of the whole warpgroup.
   if (threadIdx.x % kWarpgroupThreads == 0) StoreRelease(p.counters + set, 1);
 }
 
-// A consumer and the warp that announces what it puts down meet at a named barrier.
+// A consumer and the warp that signals for it meet at a named barrier.
 constexpr int kSignalThreads = kWarpgroupThreads + 32;
 constexpr int kSignalBarrier = 8;  // that of the first record
 
@@ -57,8 +57,8 @@ __device__ __forceinline__ void StorePartials(const PersistentParams& p, int clu
   }
 }
 
-// What the announcing warp does. A release waits until all stores before it have arrived in L2,
-// about a microsecond; this warp waits instead of the consumers.
+// The signalling warp. A release waits until all stores before it have arrived in L2, about a
+// microsecond; this warp waits instead of the consumers.
 template <class Config>
 __device__ __forceinline__ void SignalStoredPartials(const PersistentParams& p, int cluster) {
   WorkUnits units(p.schedule, cluster);
@@ -73,8 +73,8 @@ __device__ __forceinline__ void SignalStoredPartials(const PersistentParams& p, 
   }
 }
 
-// Waits until a set is there, then sets its counter to zero for the next kernel of the stream. Each
-// load of a counter takes 0.7 us, so each set should be awaited by a thread of its own.
+// Waits for partials, then sets their counter to zero for the next kernel of the stream. Each load
+// of a counter takes 0.7 us, so a thread should wait for one counter only.
 __device__ __forceinline__ void AwaitPartials(const PersistentParams& p, int set) {
   while (LoadAcquire(p.counters + set) == 0) {
   }
@@ -88,7 +88,7 @@ constexpr int BatchOf(int sums) {
   return (sums / 4 + batches - 1) / batches * 4;
 }
 
-// sums = a set, or with `kAdd` sums += a set. `from`: this thread's first float4 of it.
+// sums = partials, or with `kAdd` sums += partials. `from`: this thread's first float4 of them.
 template <class Config, bool kAdd>
 __device__ __forceinline__ void ReadPartials(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
@@ -117,7 +117,7 @@ __device__ __forceinline__ void LoadPartials(const PersistentParams& p, int set,
   ReadPartials<Config, kAdd>(PartialsAddress<Config>(p, set), sums);
 }
 
-// sums += the sets of the clusters first .. last - 1, in this order.
+// The fix-up: sums += the partials of the clusters first .. last - 1, in this order.
 template <class Config>
 __device__ __forceinline__ void AddPartials(const PersistentParams& p, int record, int first,
                                             int last, Sums<Config>& sums) {

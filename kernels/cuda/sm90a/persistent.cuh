@@ -1,5 +1,5 @@
-// What all files of the persistent product's kernel use: the configuration of an instantiation, the
-// addresses of the ring, the place of a tile in the output.
+// Shared by all files of the persistent kernel: the configuration of an instantiation, the
+// addresses of the ring, the position of a tile in the output.
 #pragma once
 
 #include <algorithm>
@@ -54,23 +54,23 @@ struct PersistentConfig {
   static constexpr int kCluster = kTile.cluster;
   static constexpr int kSplits = kTile.splits;  // of a tile's K, one for each block of a cluster
   static_assert(kCluster == 1 || kSplits == 1);
-  static constexpr int kSlices = kTile.slices;  // of a part's K, one for each consumer of a record
+  static constexpr int kSlices = kTile.slices;  // of a split's K, one for each consumer of a record
   static_assert(kSlices == 1 || kSplits > 1);
   static constexpr int kConsumers = kRecords * kSlices;  // warpgroups
   // Keeps the order of sums of common/fixed_order.h.
   static constexpr bool kFixedOrder = kFixedOrder_;
   static constexpr bool kGrouped = kGrouped_;
-  // Whether a part writes all its k-ranges but the last to global memory.
+  // Whether a split writes all its k-ranges but the last to global memory.
   static constexpr bool kStoresKRanges = kTile.accumulators == 0;
   static constexpr int kAccumulators =
       kStoresKRanges ? 1 : kTile.accumulators;  // of sums in a thread's registers
   static_assert(kTile.accumulators == 1 || (kFixedOrder && kSplits > 1));
   static_assert(!kStoresKRanges || (kSplits == 2 && kSlices == 1));
   static constexpr bool kFirstAddsUp = kStoresKRanges && PersistentFirstAddsUp(kRecords);
-  // Whether registers have room for one set of sums only.
+  // Whether registers have room for one accumulator only.
   static constexpr bool kParks = kFixedOrder && PersistentParks(kTokens);
-  // Whether a warp of its own, instead of the consumer, announces sums that were put down. At 64
-  // tokens 4096 x 28672 takes 32.9 us instead of 33.7, 8192 x 10240 24.8 instead of 25.4 (H100,
+  // Whether a warp of its own, instead of the consumer, signals stored partials. At 64 tokens
+  // 4096 x 28672 takes 32.9 us instead of 33.7, 8192 x 10240 24.8 instead of 25.4 (H100,
   // 2026-11-23); from 96 tokens on nothing is gained.
   static constexpr bool kSignals = !kFixedOrder && kSplits == 1 && kTokens <= 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
@@ -106,7 +106,7 @@ struct Ring {
     return base + Config::kSlots * Config::kSlotBytes + slot * 16;
   }
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
-  // For tiles in parts. Through: a barrier that counts the consumers, of all parts, that no longer
+  // For split-K tiles. Through: a barrier that counts the consumers, of all splits, that no longer
   // need their ring. Arrived: a barrier that counts the bytes of sums that other blocks sent.
   __device__ __forceinline__ uint32_t Through() const { return Full(Config::kSlots); }
   __device__ __forceinline__ uint32_t Arrived() const { return Through() + 8; }
@@ -126,7 +126,7 @@ struct Cursor {
   }
 };
 
-// Steps of a slice; the last slice of a part may have fewer. In the ring the steps of the slices
+// Steps of a slice; the last slice of a split may have fewer. In the ring the steps of the slices
 // alternate, so that each slice has every kSlices-th slot.
 template <class Config>
 __device__ __forceinline__ int SliceSteps(const PersistentParams& p, const WorkUnit& work) {

@@ -5,10 +5,10 @@
 // registers, once for all tokens of its tile. Tokens are the B operand, which the tensor cores read
 // from shared memory. NOTES.md begins with a picture.
 //
-// Work split: tile_list_*.h list the tiles, schedule.h says who computes what. The sums of a tile
-// that is cut along K meet in global memory, in the order of K and without atomics (partials.cuh).
-// Those of a tile in parts meet in the shared memory of its cluster (parts.cuh). chained.cuh and
-// part_chains.cuh keep an order of sums that does not depend on the tile.
+// Work split: tile_list_*.h list the tiles, common/stream_k_schedule.h the work units. The partials
+// of a stream-K tile meet in global memory, in the order of K and without atomics (partials.cuh).
+// Those of a split-K tile meet in the shared memory of its cluster (split_k.cuh). fixed_order.cuh
+// and split_k_accumulators.cuh keep an order of sums that does not depend on the tile.
 //
 // Limits: K up to 4194304; none on N and m. The layout pads N and K, the copy engine reads zeros
 // past k, and results of rows past m are not stored.
@@ -53,7 +53,7 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   }
 }
 
-// Computes one slice of this block's part. Where tiles are in parts, a cluster has one tile only.
+// Computes one slice of this block's split. In split-K a cluster has one tile only.
 template <class Config>
 __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ring<Config>& ring,
                                              int warpgroup) {
@@ -80,8 +80,8 @@ __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ri
                                    slice_of_tile * Share<Config>::kTokens);
 }
 
-// Computes a work unit. True: it was the last of its tile, and `sums` are those of the whole tile, the
-// earlier clusters' included. False: the sums were put down for a later cluster.
+// Computes a work unit. True: it was the last of its tile, and `sums` are those of the whole tile,
+// fixed up. False: they were stored as partials for a later cluster.
 template <class Config>
 __device__ __forceinline__ bool ComputeWorkUnit(const PersistentParams& p,
                                                 Consumer<Config>& consumer, const WorkUnit& work,

@@ -52,9 +52,9 @@ struct PersistentParams {
 };
 
 // kX: the type of activations, FP16, BF16 or INT8. kFixedOrder: keeps the order of sums of
-// common/fixed_order.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records that
-// this instantiation serves. Each instantiation has a file of its own, so that they compile side by
-// side (CMakeLists.txt).
+// common/fixed_order.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records
+// that this instantiation serves. Each instantiation has a file of its own, so that they compile
+// side by side (CMakeLists.txt).
 template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
@@ -64,8 +64,8 @@ template <DType kX>
 absl::Status LaunchGroupedProduct(const PersistentParams& params, const PersistentTile& tile,
                                   const DeviceInfo& device, StreamView stream);
 
-// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunFixedOrderProduct keeps the
-// order of sums and takes no INT8.
+// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunFixedOrderProduct keeps
+// the order of sums and takes no INT8.
 absl::Status RunProduct(const MatmulArgs& args, StreamView stream);
 absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream);
 

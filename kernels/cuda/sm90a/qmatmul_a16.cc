@@ -17,10 +17,10 @@ constexpr int64_t kFromTokens = 17;
 // Where memory is so fast that it is not the limit, layers that give each multiprocessor
 // kManyRecords and more take less time here from 9 tokens on, with tiles of 16 tokens, which
 // records of one meta have. H200, 2026-11-27, 16 tokens here and by sm80/qmatmul_a16_scaled_sums
-// without sm80/stream_k.cuh: 8192 x 57344, 434 records, 67.7 us and 87.7; 28672 x 8192, 217, 38.3 and 41.3;
-// 18432 x 7168, 122, 25.5 and 27.3; 4096 x 28672, 109, 21.6 and 21.8; 8192 x 8192, 62, 14.1
-// and 13.1. An H100 takes longer here: 8192 x 57344 95.9 and with sm80/stream_k.cuh 91.6, 28672 x 8192 49.9
-// and 46.2.
+// without sm80/stream_k.cuh: 8192 x 57344, 434 records, 67.7 us and 87.7; 28672 x 8192, 217, 38.3
+// and 41.3; 18432 x 7168, 122, 25.5 and 27.3; 4096 x 28672, 109, 21.6 and 21.8; 8192 x 8192, 62,
+// 14.1 and 13.1. An H100 takes longer here: 8192 x 57344 95.9 and with sm80/stream_k.cuh 91.6,
+// 28672 x 8192 49.9 and 46.2.
 constexpr int64_t kFromTokensOfLarge = 9;
 constexpr int64_t kManyRecords = 115;
 constexpr int64_t kFastBytes = 4'000'000'000'000;  // a second

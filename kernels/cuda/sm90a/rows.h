@@ -39,15 +39,15 @@ inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
                       int64_t{kMostKBlocks} * mma16::kBlockK);
 }
 
-// KernelRow::workspace_bytes: the sums of cut tiles.
+// KernelRow::workspace_bytes: the partials of stream-K tiles.
 inline int64_t WorkspaceOfSums(const WeightShape&, const DeviceInfo& device, int64_t) {
   return PersistentSumsBytes(device);
 }
 
-// For tests: the same products with the given tile of PersistentTiles() or FixedOrderTiles() instead
-// of the fastest. A tile in parts has conditions: with RunFixedOrderTile and sets > 0 the weight has
-// parts * slices * sets k-ranges, with RunPersistentTile every slice has at least one step, and all
-// its blocks fit the device at once.
+// For tests: the same products with the given tile of PersistentTiles() or FixedOrderTiles()
+// instead of the fastest. A split-K tile has conditions: with RunFixedOrderTile and accumulators >
+// 0 the weight has splits * slices * accumulators k-ranges, with RunPersistentTile every slice has
+// at least one step, and all its blocks fit the device at once.
 absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
                                StreamView stream);
 absl::Status RunFixedOrderTile(const MatmulArgs& args, const PersistentTile& tile,

@@ -1,6 +1,7 @@
-// Tiles in parts: the K of a tile is divided among the blocks of a cluster (parts), and the K of a
-// part among the consumers of a block (slices). In the end each slice stores some of the tokens:
-// the other slices send it their sums of these through distributed shared memory. Device code only.
+// Split-K over a cluster, and sliced-K within a block: the K of a tile is divided among the blocks
+// of a cluster (splits), and the K of a split among the consumers of a block (slices). In the end
+// each slice stores some of the tokens: the other slices send it their sums of these through
+// distributed shared memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -10,8 +11,8 @@
 namespace awqd::cuda {
 namespace {
 
-// The address, within the block of slice `to`, at which slice `from` leaves the values of set `set`
-// for this thread's place in the warpgroup.
+// The address, within the block of slice `to`, at which slice `from` stores accumulator `set` for
+// this thread of the warpgroup.
 template <class Config>
 __device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int from, int to, int set,
                                                 int record) {
@@ -40,14 +41,15 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to
   }
 }
 
-// Whether this set of this slice holds the tile's first k-range, to which the others are added.
+// Whether this accumulator of this slice holds the tile's first k-range, to which others are added.
 template <class Config>
 __device__ __forceinline__ bool Begins(int slice, int set) {
   return (!Config::kStoresKRanges || Config::kFirstAddsUp) && slice + set == 0;
 }
 
-// own += what slice `from` sent, set by set; the tile's first k-range replaces `own`. Where this
-// slice has fewer tokens than others, results of the missing ones are never stored.
+// own += the sums that slice `from` sent, one accumulator after the other; the tile's first k-range
+// replaces `own`. Where this slice has fewer tokens than others, results of the missing ones are
+// never stored.
 template <class Config>
 __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int slice, int record,
                                         Sums<Share<Config>>& own) {

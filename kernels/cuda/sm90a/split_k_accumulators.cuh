@@ -1,5 +1,5 @@
-// What a part of a tile computes and which tokens each slice stores. Where the order of sums is
-// kept, a part is computed k-range by k-range; some k-ranges go through global memory. Device code only.
+// The mainloop of a split-K tile, and which tokens each slice stores. In fixed order a split is
+// computed k-range by k-range; some k-ranges go through global memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -10,7 +10,7 @@ namespace {
 
 // The tokens that a slice stores in the end. The tile's tokens are divided equally among all
 // slices, in multiples of eight, so that the last slices may have fewer or none. Slices are
-// numbered in the order of K, through all parts of a tile.
+// numbered in the order of K, through all splits of a tile.
 template <class Config>
 struct Share {
   static constexpr int kSlices = Config::kSplits * Config::kSlices;
@@ -31,8 +31,8 @@ struct Share {
   }
 };
 
-// What a slice holds in registers when its steps are done: its sums; where the order of sums is
-// kept, those of each of its k-ranges, or of its last k-range only if it put down the others.
+// The accumulators of a slice when its steps are done: one set, or in fixed order one for each of
+// its k-ranges, or that of its last k-range if it stored the others.
 template <class Config>
 using SliceAccumulators = Sums<Config>[Config::kAccumulators];
 
@@ -52,8 +52,9 @@ __device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Con
 }
 
 // The same where registers have no room for every k-range. If they have room for a total, the first
-// part adds each k-range to it at once. Otherwise a part puts each k-range but its last down in global
-// memory, where it stays in L2 until both parts read what they need of it. They are announced
+// split adds each k-range to it at once. Otherwise a split stores each k-range but its last in
+// global memory, where they stay in L2 until both splits read what they need. They are signalled
+// half-way through the last k-range: by then the stores have arrived, so the fence need not wait.
 // half-way through the last k-range: by then the stores have arrived, so the fence need not wait.
 template <class Config>
 __device__ __forceinline__ void RunSplitInTurn(const PersistentParams& p,
@@ -91,11 +92,11 @@ __device__ __forceinline__ void RunSplitInTurn(const PersistentParams& p,
   }
 }
 
-// Reads what a part put down, as far as this thread stores the tokens.
+// Reads the k-ranges that a split stored, for the tokens that this thread stores.
 template <class Config>
 class StoredKRanges {
  public:
-  // Waits until it is there, if the other part put it down.
+  // Waits for them, if the other split stored them.
   __device__ __forceinline__ StoredKRanges(const PersistentParams& p, int split, int rank,
                                            int record)
       : first_(split == 0) {
@@ -120,8 +121,8 @@ class StoredKRanges {
     }
   }
 
-  // own += all k-ranges in their order; call Load first. The first k-range of the first part replaces
-  // `own`.
+  // own += all k-ranges in their order; call Load first. The first k-range of the first split
+  // replaces `own`.
   __device__ __forceinline__ void Add(Sums<Share<Config>>& own) {
     while (left_ > 0) {
 #pragma unroll

@@ -1,10 +1,10 @@
 // The cost model: how long a product takes with a given tile. tiles.cc chooses by it.
 //
-// Time is the number of steps times what a step costs, plus what happens around the steps. The cost
-// of a step is in tile_list.h. What is around the steps depends on how large tiles are and how they
-// are cut; the constants below were fitted to 2359 timings with FP16 and 4 bits: 227 tiles, one to
-// four tiles of tokens, eight layer shapes from 4096 x 4096 to 8192 x 57344; H100, 2026-11-23. The
-// tile that is chosen takes on average 0.2 % longer than the fastest that was timed.
+// Time is the number of steps times the cost of a step, plus the cost around the steps. The cost of
+// a step is in tile_list.h. The cost around the steps depends on how large tiles are and how they
+// are split; the constants below were fitted to 2359 timings with FP16 and 4 bits: 227 tiles, one
+// to four tiles of tokens, eight layer shapes from 4096 x 4096 to 8192 x 57344; H100, 2026-11-23.
+// The chosen tile takes on average 0.2 % longer than the fastest that was timed.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace awqd::cuda {
 
-// ---- What is around the steps, in microseconds -------------------------------------------------
+// ---- The cost around the steps, in microseconds ------------------------------------------------
 // `size` is that of a block's tile: 1 for 128 tokens x 64 columns.
 constexpr double TileSize(const PersistentTile& tile) { return tile.tokens * tile.records / 128.0; }
 
@@ -26,7 +26,7 @@ inline constexpr double kIdleGain = 0.3;
 // A consumer that is alone in its block waits for itself, however idle the others are.
 inline constexpr double kIdleGainAlone = 0.15;
 
-// Tiles in parts: to start, to exchange sums in the cluster, to store; more with slices.
+// Split-K tiles: to start, to exchange sums in the cluster, to store; more with slices.
 constexpr double SplitKUs(double size) { return 3.1 + size; }
 inline constexpr double kSlicesUs = 0.45;
 
@@ -35,31 +35,30 @@ inline constexpr double kStartUs = 1.2;
 inline constexpr double kPairUs = 1.0;
 constexpr double StoreUs(double size) { return size; }
 
-// Tiles that may be cut at any step: to write sums to global memory; to read those of an earlier
-// cluster.
+// Stream-K tiles: to store partials; to load those of an earlier cluster.
 constexpr double StorePartialsUs(double size) { return 1.2 * size; }
 constexpr double LoadPartialsUs(double size) { return 0.9 + 0.2 * size; }
 
-// Where the order of sums is kept.
-// To go on from the sums of the cluster before.
+// In fixed order.
+// To continue from the partials of the cluster before.
 inline constexpr double kGoOnUs = 6.0;
-// To wait for the other parts of a tile; to read what each of them wrote, and each of its k-ranges.
+// To wait for the other splits of a tile; to load the partials of each, and each of its k-ranges.
 inline constexpr double kMeetSplitsUs = 0.9;
 inline constexpr double kLoadSplitUs = 0.6;
 constexpr double LoadKRangeUs(double size) { return 0.5 * size; }
-// To write a k-range that is not the part's last. All blocks do it at once.
+// To store a k-range that is not the split's last. All blocks do it at once.
 constexpr double StoreKRangeUs(double size) { return 0.2 * size * size; }
-// The same for each record, where the parts are blocks of one cluster.
+// The same for each record, where the splits are blocks of one cluster.
 inline constexpr double kStoreKRangeOfRecordUs = 0.8;
 
-// To add a k-range to the total of those before. The total is in global memory (PersistentParks), or
-// with 176 and 192 tokens partly in local memory.
+// To add a k-range to the total of those before. The total is in global memory (PersistentParks),
+// or with 176 and 192 tokens partly in local memory.
 constexpr double JoinUs(int tokens) {
   return PersistentParks(tokens) ? 2.3 : tokens > 160 ? 0.4 : 0;
 }
 
-// The most clusters that compute one cut tile. Divided by their common divisor, `runs` runs of
-// steps are as long as `tiles` tiles; a tile may begin at any multiple of 1 / tiles of a run.
+// The most clusters that compute one stream-K tile. Divided by their common divisor, `runs` equal
+// k-ranges are as long as `tiles` tiles; a tile may begin at any multiple of 1 / tiles of a range.
 inline int MostClustersOfTile(const StreamKSchedule& s) {
   const int common = std::gcd(s.stream_k_tiles, s.clusters);
   const int tiles = s.stream_k_tiles / common, runs = s.clusters / common;
@@ -108,7 +107,7 @@ inline double SplitKMicroseconds(const PersistentTile& tile, double steps_us) {
   return steps_us + SplitKUs(TileSize(tile)) + (tile.slices > 1 ? kSlicesUs : 0);
 }
 
-// Time of `tiles` whole tiles for each cluster; what cuts cost is not in it.
+// Time of `tiles` whole tiles for each cluster, without any fix-up.
 inline double TilesMicroseconds(const PersistentTile& tile, double steps_us, double tiles) {
   return steps_us + kStartUs + (tile.cluster > 1 ? kPairUs : 0) + tiles * StoreUs(TileSize(tile));
 }
@@ -125,7 +124,7 @@ inline double Microseconds(const StreamKSchedule& s, const TileCost& cost, DType
   return whole + StorePartialsUs(size) + (MostClustersOfTile(s) - 1) * LoadPartialsUs(size);
 }
 
-// The same where the order of sums is kept; the weight has `k-ranges` k-ranges of `length` steps.
+// The same in fixed order; the weight has `k_ranges` k-ranges of `length` steps.
 inline double ChainedMicroseconds(const StreamKSchedule& s, const TileCost& cost, DType x,
                                   int k_ranges, int length, int record_bytes,
                                   const GpuSpeed& speed) {

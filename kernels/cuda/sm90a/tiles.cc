@@ -40,7 +40,7 @@ std::vector<PersistentTile> Compiled(absl::Span<const TileCost> list, const Weig
   return out;
 }
 
-// Runs shorter than this spend more on meeting than they gain.
+// Work units shorter than this spend more on the fix-up than they gain.
 constexpr int kLeastSteps = 2;
 
 int64_t Tiles(const WeightShape& shape, int64_t m, const PersistentTile& tile) {
@@ -56,9 +56,9 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
   return tile.tokens < 128 && m > most_tiles * tile.tokens;
 }
 
-// Whether a tile can be had in parts: every slice of them with a step, and each part with a
-// multiprocessor to itself. More of them than multiprocessors are slower than tiles that are cut
-// anywhere (28672 x 8192 at 512 tokens 310 us instead of 299).
+// Whether a tile can be split over a cluster: every slice has a step, and each split a
+// multiprocessor to itself. More splits than multiprocessors are slower than stream-K (28672 x 8192
+// at 512 tokens 310 us instead of 299).
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
   if (StaysWhole(tile)) return tiles <= device.sm_count;
   if (tile.splits == 1) return true;
@@ -68,18 +68,18 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
   return tiles * tile.splits <= device.sm_count;
 }
 
-// Whether tiles are faster whole, one for each cluster, than cut into so many fewer steps: what the
-// steps cost, by a line through tile_list_w4.h, is less than what a cut does.
+// Whether data-parallel tiles, one for each cluster, are faster than stream-K with so many fewer
+// steps: the steps cost less, by a line through tile_list_w4.h, than a fix-up.
 bool IsFasterWhole(const PersistentTile& tile, double fewer_steps) {
   const double step_us = tile.records * (0.13 + 0.0019 * tile.tokens);
   const double size = TileSize(tile);
   return fewer_steps * step_us <= StorePartialsUs(size) + LoadPartialsUs(size);
 }
 
-// How many of at most `most` clusters to take so that every one has as many steps, all of one tile
-// or of whole tiles; 0 where that would cost more than a cut saves. At 4096 x 4096 (H100,
+// How many of at most `most` clusters to use so that every one has equally many steps, all of one
+// tile or of whole tiles; 0 where that would cost more than it saves. At 4096 x 4096 (H100,
 // 2026-11-21): 128 clusters instead of 132 take 27.0 us instead of 29.2 at 512 tokens, 185 instead
-// of 206 at 4096. Beyond a few rounds only the last one is cut and there is nothing to gain.
+// of 206 at 4096. Beyond a few rounds only the last one is stream-K and there is nothing to gain.
 int64_t StreamKClusters(int64_t tiles, int64_t k_blocks, const PersistentTile& tile, int64_t most) {
   constexpr int kMostRounds = 4;
   constexpr double kMostExtra = 1.06;  // steps
@@ -101,9 +101,9 @@ int64_t KRangesOfSplit(const PersistentTile& tile, int64_t k_ranges) {
                                : CeilDiv(k_ranges, int64_t{tile.splits});
 }
 
-// Whether a tile in parts serves so many k-ranges. Where no part adds its own up, each reads all that
-// both put down, which is worth it for one k-range each: 14336 x 4096 at 384 tokens, eight k-ranges,
-// 79 us with {128, 3}, predicted 65.
+// Whether a split-K tile serves so many k-ranges. Where no split adds up its own, each reads all
+// that both stored, which is worth it for one k-range each: 14336 x 4096 at 384 tokens, eight
+// k-ranges, 79 us with {128, 3}, predicted 65.
 bool HasPartsFor(const PersistentTile& tile, int64_t k_ranges) {
   if (tile.splits == 1) return true;
   const int64_t each = KRangesOfSplit(tile, k_ranges);
@@ -216,9 +216,9 @@ int64_t PersistentSumsBytes(const DeviceInfo& device) {
   return device.sm_count * LargestSums(kFreeTiles4);
 }
 
-// A part puts down its k-ranges one by one. A cluster that leaves a tile to the next one puts down
-// the sum of whole k-ranges and the k-range that the cut goes through, and one that parks totals needs
-// a place for that of the tile that it works on meanwhile.
+// A split stores its k-ranges one by one. A cluster that continues a tile for the next one stores
+// the sum of complete k-ranges and the open k-range. Where totals are kept in global memory it
+// needs one more slot for the total of the tile that it works on meanwhile.
 int FixedOrderSlots(const StreamKSchedule& schedule, int k_range, const PersistentTile& tile) {
   if (schedule.splits > 0) return schedule.split_steps / k_range;
   return PersistentParks(tile.tokens) ? 3 : 2;

@@ -23,14 +23,14 @@ struct PersistentTile {
   // Blocks of a cluster that lie side by side along N. They need the same tokens: each block loads
   // some of them and writes these into the shared memory of all (multicast).
   int cluster = 2;
-  // Parts: the tile's K is divided among this many blocks of a cluster. They add up their sums
-  // through each other's shared memory. Either `parts` or `cluster` is 1.
+  // Split-K: the tile's K is divided among this many blocks of a cluster. They add up their sums
+  // through each other's shared memory. Either `splits` or `cluster` is 1.
   int splits = 1;
-  // Only where the order of sums is kept (common/fixed_order.h) and parts > 1: how many k-ranges a thread
-  // keeps in registers, one set of sums for each. The weight must then have exactly parts * slices
-  // * sets k-ranges. 0: any number of k-ranges; a part writes all but its last to global memory.
+  // Only in fixed order (common/fixed_order.h) with splits > 1: how many accumulators a thread has
+  // in registers, one for each k-range. The weight must then have exactly splits * slices *
+  // accumulators k-ranges. 0: any number of k-ranges; a split stores all but its last.
   int accumulators = 1;
-  // Slices: a part's K is divided among this many consumers of its block. A narrow tile has so
+  // Sliced-K: a split's K is divided among this many consumers of its block. A narrow tile has so
   // little arithmetic in a step that one consumer, waiting for each load, is slower than memory;
   // two hide each other's waits.
   int slices = 1;
@@ -38,9 +38,9 @@ struct PersistentTile {
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
 
-// Whether a tile is never cut along K. A block with one record reads more tokens than L2 can give
-// to all blocks, unless it gives the same to many at once: to those that go through K together
-// (4096 x 4096 at 4096 tokens, {208, 1, 1}, cut: 285 us instead of 180; H100, 2026-11-26).
+// Whether a tile is always data parallel. A block with one record reads more tokens than L2 can
+// give to all blocks, unless it gives the same to many at once: to those that go through K together
+// (4096 x 4096 at 4096 tokens, {208, 1, 1}, stream-K: 285 us instead of 180; H100, 2026-11-26).
 constexpr bool StaysWhole(const PersistentTile& tile) {
   return tile.records == 1 && tile.cluster == 1 && tile.splits == 1;
 }
@@ -100,13 +100,13 @@ constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind, int x_byt
   return RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
 }
 
-// Where the order of sums is kept, a consumer needs two sets of sums: those of the k-range that it
-// computes and the total of the k-ranges before. True where registers have room for one set only; the
-// total then waits in global memory ("parks"). With 176 and 192 tokens both sets fit, but the
-// compiler keeps some of the total in local memory between k-ranges.
+// In fixed order a consumer needs two accumulators: of the k-range that it computes, and the total
+// of the k-ranges before. True where registers have room for one only; the total is then kept in
+// global memory ("parked"). With 176 and 192 tokens both fit, but the compiler keeps some of the
+// total in local memory between k-ranges.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
-// Where `sets` is 0: whether the first part of a tile has registers for a total, so that it can add
+// Where `accumulators` is 0: whether the first split has registers for a total, so that it can add
 // each k-range to it at once. With three records it has not.
 constexpr bool PersistentFirstAddsUp(int records) { return records <= 2; }
 
@@ -117,13 +117,12 @@ constexpr bool IntegersFillRegisters(int tokens) { return tokens > 128; }
 // 2^31 is not passed.
 bool IntegersScaleOnce(const WeightShape& shape);
 
-// Floats of all sums of a block, as it writes them to global memory for another block.
+// Floats of the partials of a block.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.records * mma16::kTileN;
 }
 
-// Who computes what. Takes fewer clusters than the device holds where each then has equally many
-// steps.
+// The work units. Uses fewer clusters than the device holds where each then has equally many steps.
 StreamKSchedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                                    const DeviceInfo& device);
 
@@ -141,7 +140,7 @@ int LastTokenRows(int64_t m, const PersistentTile& tile);
 // 2026-11-26: 17 tokens took 30.5 us and 24 took 28.6.
 int LastTokenStride(int64_t m, const PersistentTile& tile);
 
-// Bytes for the sums of tiles that are cut along K, enough for every tile; a multiple of 256.
+// Bytes for the partials of stream-K tiles, enough for every tile; a multiple of 256.
 int64_t PersistentSumsBytes(const DeviceInfo& device);
 
 // The tile that the cost model (tile_costs.h) expects to be the fastest for activations of dtype
@@ -164,8 +163,8 @@ std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
 PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
                                    absl::FunctionRef<int64_t(int64_t tokens)> token_tiles);
 
-// The same for tiles that keep the order of sums of common/fixed_order.h. FixedOrderSlots: how many sets of
-// sums a consumer may have in global memory at a time.
+// The same in fixed order (common/fixed_order.h). FixedOrderSlots: how many partials a consumer may
+// have in global memory at a time.
 std::vector<PersistentTile> FixedOrderTiles(const WeightShape& shape);
 StreamKSchedule FixedOrderSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                                    const DeviceInfo& device);

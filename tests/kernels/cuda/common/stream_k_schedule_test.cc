@@ -69,7 +69,8 @@ TEST_P(ScheduleTest, ClustersHaveEqualWork) {
   EXPECT_LE(*most - *least, 1);
 }
 
-// The owner of a cut tile adds the sums of clusters ClusterOfStep(first step) .. its own number - 1.
+// The owner of a cut tile adds the sums of clusters ClusterOfStep(first step) .. its own number -
+// 1.
 TEST_P(ScheduleTest, TheOwnerKnowsWhoHasTheEarlierSteps) {
   const StreamKSchedule& s = GetParam();
   const std::vector<Taken> all = AllPieces(s);
