@@ -22,7 +22,7 @@
 #include "kernels/base/out_of_memory.h"
 #include "server/engine/engine.h"
 #include "server/obs/call_record.h"
-include "server/obs/logging.h"
+#include "server/obs/logging.h"
 #include "server/services/env.h"
 #include "server/services/weight_lookup.h"
 #include "server/transport/byte_budget.h"

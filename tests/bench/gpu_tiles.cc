@@ -57,8 +57,8 @@ class Tiles {
   Tiles(DType x, Machine& machine)
       : x_(x),
         machine_(machine),
-        chained_(machine.device().info().batch_invariant),
-        row_(chained_ ? cuda::ChainedA16Row() : cuda::PersistentA16Row()) {}
+        fixed_order_(machine.device().info().batch_invariant),
+        row_(fixed_order_ ? cuda::FixedOrderA16Row() : cuda::PersistentA16Row()) {}
 
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
@@ -66,7 +66,7 @@ class Tiles {
   void TimeAll(int64_t m, const Copies& copies) {
     constexpr double kWithin = 1.25;
     const WeightShape& shape = copies.weights[0]->shape;
-    const auto rate = chained_ ? cuda::RateFixedOrderTiles : cuda::RatePersistentTiles;
+    const auto rate = fixed_order_ ? cuda::RateFixedOrderTiles : cuda::RatePersistentTiles;
     std::vector<RatedTile> rated = rate(shape, m, machine_.device().info(), x_);
     std::stable_sort(rated.begin(), rated.end(), [](const RatedTile& a, const RatedTile& b) {
       return a.microseconds < b.microseconds;
@@ -85,7 +85,7 @@ class Tiles {
 
  private:
   Result Time(Case spec, const PersistentTile& tile, const Copies& copies) {
-    const auto run = chained_ ? cuda::RunFixedOrderTile : cuda::RunPersistentTile;
+    const auto run = fixed_order_ ? cuda::RunFixedOrderTile : cuda::RunPersistentTile;
     spec.product = [run, tile](const MatmulArgs& args, StreamView stream) {
       return run(args, tile, stream);
     };
@@ -111,7 +111,7 @@ class Tiles {
 
   const DType x_;
   Machine& machine_;
-  const bool chained_;
+  const bool fixed_order_;
   const KernelRow& row_;
   Summary summary_;
 };

@@ -215,7 +215,7 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 
 TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const auto& [fixed_order, codes, tile, dtype] = GetParam();
-  const KernelRow& row = fixed_order             ? cuda::ChainedA16Row()
+  const KernelRow& row = fixed_order             ? cuda::FixedOrderA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
                                                  : cuda::PersistentA16Row();
   const auto product = [&, run = fixed_order ? cuda::RunFixedOrderTile : cuda::RunPersistentTile,
@@ -256,7 +256,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
 
 std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
   const auto& [fixed_order, codes, tile, dtype] = info.param;
-  return absl::StrCat(fixed_order ? "chained_" : "", codes.name, "_", tile.tokens, "_tokens_",
+  return absl::StrCat(fixed_order ? "fixed_order_" : "", codes.name, "_", tile.tokens, "_tokens_",
                       tile.records, "_records_", tile.cluster, "_cluster_", tile.splits, "_parts_",
                       tile.accumulators, "_sets_", tile.slices, "_slices_", Name(dtype));
 }

@@ -16,9 +16,9 @@ static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 // tokens: 28672 x 8192 47.8 us instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8
 // instead of 44.9. To BF16 two row tiles decode too slowly: 62.4 instead of 56.5.
 bool DealsOut(const FixedOrder& k_ranges, int tokens, DType x, const DeviceInfo& device) {
-  constexpr int kLongChain = 32;  // records
+  constexpr int kLongKRange = 32;  // records
   return x == DType::kFp16 && tokens == 16 && device.arch >= 90 && k_ranges.splits == 1 &&
-         k_ranges.per_block == 4 && k_ranges.length >= kLongChain;
+         k_ranges.per_block == 4 && k_ranges.length >= kLongKRange;
 }
 
 bool Fits(const MatmulVariant& variant, RingBytes bytes, int splits, const DeviceInfo& device) {

@@ -6,7 +6,7 @@
 namespace awqd {
 
 absl::Span<const KernelRow* const> Sm90aKernels() {
-  static const KernelRow* const rows[] = {&cuda::PersistentA16Row(), &cuda::ChainedA16Row(),
+  static const KernelRow* const rows[] = {&cuda::PersistentA16Row(), &cuda::FixedOrderA16Row(),
                                           &cuda::PersistentA8ScaledRow(),
                                           &cuda::PersistentGroupedRow()};
   return rows;

@@ -195,8 +195,8 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
   return absl::InternalError(absl::StrCat("sm90a: no tile of ", tile.tokens, " tokens x ",
                                           tile.records, " records x ", tile.cluster, " blocks x ",
-                                          tile.splits, " parts of ", tile.accumulators,
-                                          " chains x ", tile.slices, " slices was compiled"));
+                                          tile.splits, " splits of ", tile.accumulators,
+                                          " k-ranges x ", tile.slices, " slices was compiled"));
 }
 
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);

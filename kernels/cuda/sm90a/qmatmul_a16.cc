@@ -58,7 +58,7 @@ std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
   return RefusesRecords(shape, d.bits == 8 ? 1 : kEveryMeta);
 }
 
-int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
+int64_t FixedOrderWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
   return FixedOrderSumsBytes(shape, device);
 }
 
@@ -88,7 +88,7 @@ const KernelRow& PersistentA16Row() {
   return row;
 }
 
-const KernelRow& ChainedA16Row() {
+const KernelRow& FixedOrderA16Row() {
   static const KernelRow row = [] {
     KernelRow out = PersistentA16Row();
     out.name = "sm90a/qmatmul_a16_chained";
@@ -99,7 +99,7 @@ const KernelRow& ChainedA16Row() {
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
     out.tile = DescribeFixedOrderTile;
-    out.workspace_bytes = ChainedWorkspace;
+    out.workspace_bytes = FixedOrderWorkspace;
     out.matmul = RunFixedOrderProduct;
     return out;
   }();

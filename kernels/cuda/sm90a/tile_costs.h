@@ -125,20 +125,20 @@ inline double Microseconds(const StreamKSchedule& s, const TileCost& cost, DType
 }
 
 // The same in fixed order; the weight has `k_ranges` k-ranges of `length` steps.
-inline double ChainedMicroseconds(const StreamKSchedule& s, const TileCost& cost, DType x,
-                                  int k_ranges, int length, int record_bytes,
-                                  const GpuSpeed& speed) {
+inline double FixedOrderMicroseconds(const StreamKSchedule& s, const TileCost& cost, DType x,
+                                     int k_ranges, int length, int record_bytes,
+                                     const GpuSpeed& speed) {
   const PersistentTile& tile = cost.tile;
   const double step_us = StepUs(s, cost, x, record_bytes, speed), size = TileSize(tile);
-  const int part_chains = s.split_steps / length;
+  const int split_k_ranges = s.split_steps / length;
   if (tile.splits > 1) {
-    const int stored = tile.accumulators == 0 ? tile.records * (part_chains - 1) : 0;
+    const int stored = tile.accumulators == 0 ? tile.records * (split_k_ranges - 1) : 0;
     return SplitKMicroseconds(tile, s.split_steps * step_us) + stored * kStoreKRangeOfRecordUs;
   }
   if (s.splits > 0) {
     return TilesMicroseconds(tile, s.split_steps * step_us, 1) +
-           (part_chains - 1) * StoreKRangeUs(size) + kMeetSplitsUs +
-           (s.splits - 1) * (kLoadSplitUs + part_chains * LoadKRangeUs(size));
+           (split_k_ranges - 1) * StoreKRangeUs(size) + kMeetSplitsUs +
+           (s.splits - 1) * (kLoadSplitUs + split_k_ranges * LoadKRangeUs(size));
   }
   const double tiles = static_cast<double>(s.tiles()) / s.clusters;
   return TilesMicroseconds(tile, tiles * s.k_blocks * step_us, tiles) +

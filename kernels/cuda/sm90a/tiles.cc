@@ -270,8 +270,8 @@ struct FixedOrderProduct {
   }
   double Us(const TileCost& cost) const {
     const StreamKSchedule s = FixedOrderSchedule(any.shape, any.m, cost.tile, any.device);
-    return ChainedMicroseconds(s, cost, any.x, filled_k_ranges, k_range_steps, any.record_bytes,
-                               any.speed);
+    return FixedOrderMicroseconds(s, cost, any.x, filled_k_ranges, k_range_steps, any.record_bytes,
+                                  any.speed);
   }
 
   const FreeProduct any;

@@ -18,7 +18,7 @@ struct Taken {
   WorkUnit work;
 };
 
-std::vector<Taken> AllPieces(const StreamKSchedule& s) {
+std::vector<Taken> AllWorkUnits(const StreamKSchedule& s) {
   std::vector<Taken> out;
   for (int cluster = 0; cluster < s.clusters; ++cluster) {
     WorkUnits units(s, cluster);
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Many, ScheduleTest, ::testing::ValuesIn(Many()),
 TEST_P(ScheduleTest, EveryStepIsTakenOnce) {
   const StreamKSchedule& s = GetParam();
   std::vector<int> taken(static_cast<size_t>(s.tiles()) * s.k_blocks);
-  for (const Taken& t : AllPieces(s)) {
+  for (const Taken& t : AllWorkUnits(s)) {
     ASSERT_LT(t.work.begin, t.work.end);
     ASSERT_LE(t.work.end, s.k_blocks);
     for (int k = t.work.begin; k < t.work.end; ++k) ++taken[t.work.tile * s.k_blocks + k];
@@ -64,7 +64,7 @@ TEST_P(ScheduleTest, EveryStepIsTakenOnce) {
 TEST_P(ScheduleTest, ClustersHaveEqualWork) {
   const StreamKSchedule& s = GetParam();
   std::vector<int> steps(s.clusters);
-  for (const Taken& t : AllPieces(s)) steps[t.cluster] += t.work.end - t.work.begin;
+  for (const Taken& t : AllWorkUnits(s)) steps[t.cluster] += t.work.end - t.work.begin;
   const auto [least, most] = std::minmax_element(steps.begin(), steps.end());
   EXPECT_LE(*most - *least, 1);
 }
@@ -73,7 +73,7 @@ TEST_P(ScheduleTest, ClustersHaveEqualWork) {
 // 1.
 TEST_P(ScheduleTest, TheOwnerKnowsWhoHasTheEarlierSteps) {
   const StreamKSchedule& s = GetParam();
-  const std::vector<Taken> all = AllPieces(s);
+  const std::vector<Taken> all = AllWorkUnits(s);
   for (const Taken& owner : all) {
     if (owner.work.begin == 0 || owner.work.end < s.k_blocks) continue;
     std::vector<int> others;
@@ -99,7 +99,7 @@ TEST(ManyTilesTest, AreCutAtMostOnce) {
   for (const StreamKSchedule& s : Many()) {
     if (s.tiles() < s.clusters) continue;
     std::vector<int> units(s.tiles());
-    for (const Taken& t : AllPieces(s)) {
+    for (const Taken& t : AllWorkUnits(s)) {
       ++units[t.work.tile];
       if (t.work.end < s.k_blocks) {
         EXPECT_EQ(t.work.begin, 0);
@@ -112,7 +112,7 @@ TEST(ManyTilesTest, AreCutAtMostOnce) {
 
 TEST(PartsTest, EveryTileIsCutAlike) {
   const StreamKSchedule s = MakeSplitKSchedule(3, 43, 4, 11);
-  const std::vector<Taken> all = AllPieces(s);
+  const std::vector<Taken> all = AllWorkUnits(s);
   ASSERT_EQ(all.size(), 12u);
   for (size_t i = 0; i < all.size(); ++i) {
     const int split = static_cast<int>(i) % 4;
@@ -126,7 +126,7 @@ TEST(PartsTest, EveryTileIsCutAlike) {
 // One slot and one counter per cluster are enough.
 TEST_P(ScheduleTest, AClusterHandsOverAtMostOnce) {
   std::vector<int> handed(GetParam().clusters);
-  for (const Taken& t : AllPieces(GetParam())) {
+  for (const Taken& t : AllWorkUnits(GetParam())) {
     if (t.work.end < GetParam().k_blocks) ++handed[t.cluster];
   }
   EXPECT_LE(*std::max_element(handed.begin(), handed.end()), 1);

@@ -40,7 +40,7 @@ TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
       << "the widest of four chains";
 }
 
-TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
+TEST(ChooseMatmulTile, KeepsTheKRangesForEveryNumberOfTokens) {
   for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {96, 8}}) {
     const WeightShape weight = Weight(k, n, k == 96 ? 96 : 128);
     const FixedOrder k_ranges = ChooseFixedOrder(weight, H100());
@@ -68,7 +68,7 @@ TEST(StreamKBlocks, AreOneForEachMultiprocessorWhereWholeTilesAreUneven) {
   EXPECT_EQ(StreamKBlocks(Weight(3584, 18944), 9, Gpu(90, 132, 131072)), 0);
 }
 
-TEST(ChooseMatmulTile, DealsLongChainsOutToTwoBlocksWhereActivationsAreMany) {
+TEST(ChooseMatmulTile, DividesLongKRangesAmongTwoBlocksWhereActivationsAreMany) {
   const WeightShape longest = Weight(28672, 8192);
   const MatmulTile few = ChooseMatmulTile(longest, 8, H100());
   const MatmulTile many = ChooseMatmulTile(longest, 16, H100());
@@ -140,7 +140,7 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
   }
 }
 
-TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
+TEST(ChooseMatmulTile, HasFourKRangesOnlyWhereEveryTileOfThemFits) {
   const int64_t needed = [] {
     int64_t most = 0;
     for (const WeightShape& weight : EveryKind()) {
@@ -179,8 +179,9 @@ TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
   }
 }
 
-// A row has the same bits whatever the other rows are; and rings fit GPUs of 99, 163 and 227 KB.
-TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
+// So that a row has the same bits whatever the others are; and rings fit GPUs of 99, 163 and 227
+// KB.
+TEST(ChooseGroupedTile, HasKRangesThatDependOnTheWeightAlone) {
   for (const int64_t bytes : {101376, 166912, 232448}) {
     const DeviceInfo device = Gpu(80, 84, bytes);
     for (const int64_t group : {16, 128}) {

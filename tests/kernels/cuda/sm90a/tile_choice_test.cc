@@ -106,7 +106,7 @@ TEST(PersistentTilesTest, TilesAreCutOnlyWhereThatSavesMoreThanACutCosts) {
   EXPECT_GT(PersistentSchedule(Shape(14336, 15360), 128, tile, H100()).stream_k_tiles, 0);
 }
 
-TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoPartsAndTheirSlices) {
+TEST(PersistentTilesTest, EightKRangesAreDividedAmongTwoSplitsAndTheirSlices) {
   const auto fixed_order = [](int64_t m) {
     return ChooseFixedOrderTile(Shape(14336, 4096), m, H100());
   };
@@ -119,7 +119,7 @@ TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoPartsAndTheirSlices) {
 }
 
 // Blocks of three records have no registers for a total.
-TEST(PersistentTilesTest, PartsOfThreeRecordsPutDownOneChainAtMost) {
+TEST(PersistentTilesTest, SplitsOfThreeRecordsStoreOneKRangeAtMost) {
   const WeightShape four = Shape(8192, 10240);
   EXPECT_EQ(ChooseFixedOrder(four, H100()).count(), 4);
   EXPECT_EQ(ChooseFixedOrderTile(four, 128, H100()), (PersistentTile{128, 3, 1, 2, 0}));

@@ -54,7 +54,7 @@ TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
   EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, H100()).clusters, 132);
 }
 
-TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
+TEST(PersistentTilesTest, KRangesAreSplitOnlyWhereTilesAreMany) {
   for (const PersistentTile& tile : FixedOrderTiles(Shape(4096, 4096))) {
     for (int64_t m : {17, 64, 128, 300, 1024, 4096}) {
       for (const auto& [k, n] :
@@ -79,7 +79,7 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
   }
 }
 
-TEST(PersistentTilesTest, PartsThatAreChosenHaveRoomForTheChainsThatTheyPutDown) {
+TEST(PersistentTilesTest, ChosenSplitsHaveRoomForTheKRangesThatTheyStore) {
   int stored = 0;
   for (const auto& [k, n] :
        {std::pair{1280, 1096}, {4096, 6144}, {8192, 10240}, {11008, 4096}, {14336, 4096}}) {
