@@ -159,7 +159,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   if (launch != nullptr) return launch(p, *variant, device, stream);
   return absl::InternalError(absl::StrCat(kName, ": no tile of ", tile.tokens, " tokens x ",
                                           tile.row_tiles, " row tiles x ", tile.k_ranges.per_block,
-                                          " chains in a block was compiled"));
+                                          " k-ranges in a block was compiled"));
 }
 
 // Products of activations of 16 bits. Of 4-bit codes the scales multiply the weights, as in

@@ -37,7 +37,7 @@ TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
     EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), m, H100()).tokens, tokens) << m << " tokens";
   }
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 128, H100()).tokens, 64)
-      << "the widest of four chains";
+      << "the widest of four k-ranges";
 }
 
 TEST(ChooseMatmulTile, KeepsTheKRangesForEveryNumberOfTokens) {
@@ -74,7 +74,7 @@ TEST(ChooseMatmulTile, DividesLongKRangesAmongTwoBlocksWhereActivationsAreMany) 
   const MatmulTile many = ChooseMatmulTile(longest, 16, H100());
   EXPECT_EQ(few.k_ranges, ChooseFixedOrder(longest, H100()));
   EXPECT_EQ(few.row_tiles, 1);
-  EXPECT_EQ(many.k_ranges, (FixedOrder{2, 2, few.k_ranges.length})) << "the same chains";
+  EXPECT_EQ(many.k_ranges, (FixedOrder{2, 2, few.k_ranges.length})) << "the same k-ranges";
   EXPECT_EQ(many.k_ranges.count(), few.k_ranges.count());
   EXPECT_EQ(many.row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 16, H100()).k_ranges.splits, 1);
