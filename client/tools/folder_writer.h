@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/unique_fd.h"
 #include "client/files/output_file.h"
 #include "client/tools/encode/target.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 
 namespace awqd::tools {

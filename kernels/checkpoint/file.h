@@ -15,9 +15,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/base/unique_fd.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::model {
 

@@ -42,9 +42,11 @@ absl::StatusOr<MemoryPlan> Plan(const Checkpoint& checkpoint, const std::string&
   return plan;
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
-    const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
-    const Paths& paths, std::vector<uint8_t>* scratch) {
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
+                                                               const LinearLocation& linear,
+                                                               const LoadTarget& target,
+                                                               const Paths& paths,
+                                                               std::vector<uint8_t>* scratch) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   const Place place = ChoosePlace(linear.path, paths, target);
   auto out = PlaceWeight(weight, place.devices, place.placing);
@@ -93,8 +95,7 @@ PathIndex MakeIndex(const Map& paths) {
 
 // Reads, decodes and places all linears, as many at a time as `plan` says.
 absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
-                     const std::atomic<bool>& cancelled, Progress* progress,
-                     Model* model) {
+                     const std::atomic<bool>& cancelled, Progress* progress, Model* model) {
   const Paths paths = CollectPaths(checkpoint);
   const absl::Span<const LinearLocation> linears = checkpoint.linears();
   std::vector<std::vector<uint8_t>> scratch(plan.readers);

@@ -335,8 +335,7 @@ std::vector<ModelStatus> ModelStore::List() const {
   if (const auto found = folders_.ListModels(); found.ok()) {
     for (const auto& [name, opened] : *found) {
       const ModelState state = opened.ok() ? ModelState::kUnloaded : ModelState::kFailed;
-      out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)),
-                   nullptr};
+      out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)), nullptr};
     }
   }
   MutexLock lock(&mu_);

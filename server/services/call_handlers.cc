@@ -172,7 +172,8 @@ class StreamHandler final : public transport::Reactor,
   }
 
   // A message that is parsed off the loop waits there with others. A stream has one such message at
-  // a time: more would only hold memory. The same holds for an error that the budget has no room for.
+  // a time: more would only hold memory. The same holds for an error that the budget has no room
+  // for.
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) {
           return item->parsing_elsewhere || (item->answered && item->bytes == 0);

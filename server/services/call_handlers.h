@@ -16,8 +16,8 @@
 
 namespace awqd::services {
 
-// A call of one request, with one answer (UnaryCall) or an answer in chunks (WriteCall). Owns itself
-// until gRPC is done with it.
+// A call of one request, with one answer (UnaryCall) or an answer in chunks (WriteCall). Owns
+// itself until gRPC is done with it.
 template <typename Call>
 class UnaryHandler final : public transport::Reactor {
  public:

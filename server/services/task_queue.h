@@ -22,8 +22,8 @@ class TaskQueue {
   // Runs everything that was accepted, then joins.
   ~TaskQueue();
 
-  // Never blocks. RESOURCE_EXHAUSTED when max_queued tasks wait; UNAVAILABLE after Stop. Tasks do not
-  // throw.
+  // Never blocks. RESOURCE_EXHAUSTED when max_queued tasks wait; UNAVAILABLE after Stop. Tasks do
+  // not throw.
   absl::Status Run(std::function<void()> task);
 
   // Refuses new tasks and returns when every accepted one has run.

@@ -28,9 +28,9 @@ struct WireRange {
 };
 using WireRanges = absl::InlinedVector<WireRange, 4>;
 
-// A request as it was parsed. When `cut` is set, activations().contents_case() is kRaw, the contents
-// are the bytes of that range of the message, and the field itself is empty. Otherwise the request
-// is as the generated parser made it.
+// A request as it was parsed. When `cut` is set, activations().contents_case() is kRaw, the
+// contents are the bytes of that range of the message, and the field itself is empty. Otherwise the
+// request is as the generated parser made it.
 template <typename Request>
 struct ParsedRequest {
   Request request;
@@ -45,8 +45,9 @@ using MatmulMessage = ParsedRequest<v1::QuantizedMatmulRequest>;
 // Parses a message that passed ScanFields. False when the bytes are no message of that type.
 bool ParseScanned(Pieces pieces, google::protobuf::Message* out);
 
-// The same for any message with payloads. `cut` gets the ranges of those that were cut out, in their
-// order; they are empty in `request`. None: there was no payload, or the message was parsed whole.
+// The same for any message with payloads. `cut` gets the ranges of those that were cut out, in
+// their order; they are empty in `request`. None: there was no payload, or the message was parsed
+// whole.
 bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message* request,
                   WireRanges* cut);
 

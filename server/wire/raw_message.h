@@ -41,8 +41,9 @@ class RawMessage {
   int64_t size_ = 0;
 };
 
-// Parses a message of a service whose messages are small. INVALID_ARGUMENT naming the message, when the request is
-// none; RESOURCE_EXHAUSTED, before it is parsed, over 64 KiB. Frees the request's bytes.
+// Parses a message of a service whose messages are small. INVALID_ARGUMENT naming the message, when
+// the request is none; RESOURCE_EXHAUSTED, before it is parsed, over 64 KiB. Frees the request's
+// bytes.
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 
 // FieldScan::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or

@@ -22,10 +22,10 @@ std::string FieldOf(const absl::Status& status);
 
 grpc::StatusCode GrpcCode(absl::StatusCode code);
 
-// The status as the client may see it: messages are cut to kMaxErrorBytes, because all trailers of a call must
-// fit in 8 KiB. INTERNAL is replaced by an error id; the original text goes to the log with the
-// same id (the one under kErrorIdPayload, when the status carries it, or a new one). Idempotent on
-// its own results.
+// The status as the client may see it: messages are cut to kMaxErrorBytes, because all trailers of
+// a call must fit in 8 KiB. INTERNAL is replaced by an error id; the original text goes to the log
+// with the same id (the one under kErrorIdPayload, when the status carries it, or a new one).
+// Idempotent on its own results.
 absl::Status ForClient(const absl::Status& status);
 
 // ForClient with google.rpc.Status details in grpc-status-details-bin: the field, and when to try

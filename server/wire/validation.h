@@ -132,8 +132,8 @@ absl::StatusOr<int64_t> CountTokens(const TensorInfo& x, int64_t k);
 absl::StatusOr<std::vector<float>> TakeFloats(v1::Tensor* tensor, absl::Span<const int64_t> shape,
                                               absl::string_view field, absl::string_view why);
 
-// RESOURCE_EXHAUSTED when an answer of so many bytes, or of over 2^63 where there are none, does not
-// fit beside the rest of a message.
+// RESOURCE_EXHAUSTED when an answer of so many bytes, or of over 2^63 where there are none, does
+// not fit beside the rest of a message.
 absl::Status CheckSendable(std::optional<int64_t> bytes, int64_t max_send,
                            absl::string_view advice);
 

@@ -34,8 +34,9 @@ using testing::GuardedBuffer;
 // Enough tokens for three of the widest tiles.
 constexpr int64_t kMostTokens = 2 * 256 + 5;
 
-// Four and eight k-ranges of K, of even and uneven length; N and, in two shapes, K that fill no tile;
-// scales once per record, twice and four times, because kernels are compiled for one, two and more.
+// Four and eight k-ranges of K, of even and uneven length; N and, in two shapes, K that fill no
+// tile; scales once per record, twice and four times, because kernels are compiled for one, two and
+// more.
 struct Shape {
   int64_t k, n;
   const char* scheme;
@@ -100,9 +101,9 @@ class Problem {
   // Whether the tile's row serves such a weight.
   bool Serves(const KernelRow& row) const { return WhyNot(row, shape(), device_.info()).empty(); }
 
-  // Whether the tile is compiled for such a weight, and accepts it. Parts that keep k-ranges apart in
-  // registers serve one number of k-ranges, in global memory every number; all other tiles run with
-  // four.
+  // Whether the tile is compiled for such a weight, and accepts it. Parts that keep k-ranges apart
+  // in registers serve one number of k-ranges, in global memory every number; all other tiles run
+  // with four.
   bool Suits(const PersistentTile& tile, bool fixed_order) const {
     const auto tiles =
         fixed_order ? cuda::FixedOrderTiles(shape()) : cuda::PersistentTiles(shape(), dtype_);

@@ -141,8 +141,7 @@ std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device,
 
 std::string DescribeMatmulTile(const MatmulTile& tile) {
   return absl::StrCat(
-      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.k_ranges.count(),
-      " k-ranges",
+      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.k_ranges.count(), " k-ranges",
       tile.k_ranges.splits > 1 ? absl::StrCat(" over ", tile.k_ranges.splits, " blocks") : "");
 }
 

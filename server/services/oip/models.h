@@ -16,8 +16,8 @@
 
 namespace awqd::services::oip {
 
-// Finds a model of awqd.v1. INVALID_ARGUMENT about `field` when `name` is no name; NOT_FOUND unknown, or
-// another version than `version`, which may be empty; UNAVAILABLE still loading.
+// Finds a model of awqd.v1. INVALID_ARGUMENT about `field` when `name` is no name; NOT_FOUND
+// unknown, or another version than `version`, which may be empty; UNAVAILABLE still loading.
 absl::StatusOr<std::shared_ptr<const model::Model>> FindModel(const Env& env,
                                                               const std::string& name,
                                                               absl::string_view version,

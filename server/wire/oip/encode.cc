@@ -1,5 +1,5 @@
-// Answers: the payload goes last, as in awqd.v1's, so that the head is one slice. Errors: the fields
-// of awqd.v1 in the words of this protocol.
+// Answers: the payload goes last, as in awqd.v1's, so that the head is one slice. Errors: the
+// fields of awqd.v1 in the words of this protocol.
 #include <string>
 
 #include "absl/strings/match.h"

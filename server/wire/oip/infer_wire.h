@@ -28,9 +28,9 @@ struct Echo {
 // "w" of a weight that is dequantised, "y" of all products.
 absl::string_view OutputName(Kind kind);
 
-// Each decodes a message that passed ScanFields, for a model of that kind. The request is then what a
-// client of awqd.v1 would have sent, and not checked any further; a range of shared memory has the
-// name of a region. INVALID_ARGUMENT names the field of this protocol.
+// Each decodes a message that passed ScanFields, for a model of that kind. The request is then what
+// a client of awqd.v1 would have sent, and not checked any further; a range of shared memory has
+// the name of a region. INVALID_ARGUMENT names the field of this protocol.
 absl::Status Decode(Pieces pieces, ParsedRequest<v1::QuantizedMatmulRequest>* out, Echo* echo);
 absl::Status Decode(Pieces pieces, ParsedRequest<v1::GroupedQuantizedMatmulRequest>* out,
                     Echo* echo);

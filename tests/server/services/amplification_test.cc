@@ -23,8 +23,8 @@ namespace {
 
 constexpr int64_t kLimit = 8 << 20;
 constexpr int kConnections = 4, kCallsEach = 24, kCalls = kConnections * kCallsEach;
-// Beyond what a health check takes: the objects of a handler, a stream's windows, an error. Most have
-// DequantizeStream's calls, 36 KiB.
+// Beyond what a health check takes: the objects of a handler, a stream's windows, an error. Most
+// have DequantizeStream's calls, 36 KiB.
 constexpr int64_t kMoreOfACall = 40 << 10;
 
 // Messages of one call. `held`: measure while the engine has the work, else once it is answered.
