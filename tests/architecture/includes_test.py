@@ -41,7 +41,7 @@ FACE = GROUND + ["kernels/registry.h", "kernels/plan/plan.h", "kernels/layouts/l
 ROOMS = [
     ("kernels/base/", [], ["absl"]),
     ("kernels/types.", BASE, ["absl"]),
-    ("kernels/description.", BASE + ["kernels/types.h"], ["absl"]),
+    ("kernels/scheme.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/device.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/weight.", GROUND, ["absl"]),
     ("kernels/exact.", GROUND, ["absl"]),

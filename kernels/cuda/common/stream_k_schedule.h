@@ -17,6 +17,7 @@
 // k-ranges only. If there are fewer tiles than clusters, each cluster computes one split of a tile.
 // Otherwise no tile is split more than once, and the second cluster continues from the partials of
 // the first.
+#pragma once
 
 #include <cstdint>
 
