@@ -73,7 +73,7 @@ void Print(const Flags& flags, const tools::Conversion& conversion, Console& con
 void Print(const Flags& flags, const tools::Quantization& quantization, Console& console) {
   Table table({"LINEAR", "DESCRIPTION", "K", "N", "RELATIVE ERROR", "LARGEST"});
   for (const tools::QuantizedLinear& linear : quantization.linears) {
-    table.AddRow({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
+    table.AddRow({linear.path, linear.scheme, absl::StrCat(linear.k), absl::StrCat(linear.n),
                   absl::StrFormat("%.4f", linear.relative),
                   absl::StrFormat("%.3g", linear.largest)});
   }

@@ -41,7 +41,7 @@ void PrintLinears(const tools::Inspection& inspection, Console& console) {
   Table table({"LINEAR", "DESCRIPTION", "K", "N", "SIZE", "BITS/WEIGHT", "WITH"});
   for (const tools::InspectedLinear& linear : inspection.linears) {
     if (linear.error.empty()) {
-      table.AddRow({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
+      table.AddRow({linear.path, linear.scheme, absl::StrCat(linear.k), absl::StrCat(linear.n),
                     FormatBytes(linear.bytes), absl::StrFormat("%.3f", linear.bits_per_weight()),
                     Parts(linear)});
     } else {
