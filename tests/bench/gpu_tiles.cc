@@ -18,8 +18,8 @@ using cuda::RatedTile;
 
 // The spelling of tile_list_*.h, without trailing values of 1.
 std::string Text(const PersistentTile& tile) {
-  const int fields[] = {tile.tokens, tile.records, tile.cluster,
-                        tile.parts,  tile.sets,    tile.slices};
+  const int fields[] = {tile.tokens, tile.records,      tile.cluster,
+                        tile.splits, tile.accumulators, tile.slices};
   int last = std::size(fields);
   while (last > 3 && fields[last - 1] == 1) --last;
   std::string out = absl::StrCat("{", fields[0]);
