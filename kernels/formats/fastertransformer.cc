@@ -162,7 +162,7 @@ absl::Status CheckExportable(const HostWeight& weight) {
                       d.outer == OuterKind::kNone && d.block_cols == 1 &&
                       weight.k % weight.group_rows() == 0;
   if (!codes || !scales) {
-    return BadValue("description", ToString(d),
+    return BadValue("scheme", ToString(d),
                     "w8 or w4, c or g, s, scales FP16 or BF16, whole groups");
   }
   if (!weight.order.empty() || !weight.factor.empty()) {

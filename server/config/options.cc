@@ -207,7 +207,7 @@ constexpr char kFooter[] =
     "Every flag may also be set by an environment variable AWQD_<FLAG>, for example "
     "AWQD_MODEL_REPOSITORY. A flag takes precedence over the config file, the file over the "
     "environment, and the environment over the default. --help prints the first sentence of each "
-    "flag, --help=all the whole text, and --print_config the values in effect.";
+    "flag; with =all it prints the whole text. --print_config prints the values in effect.";
 
 // Adds the flags that are not settings: neither the environment nor the config file has them.
 void AddGeneralFlags(CLI::App* app, const std::shared_ptr<ConfigReader>& config,

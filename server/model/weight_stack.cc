@@ -45,7 +45,7 @@ std::string ExplainDifference(const PlacedWeight& weight, const PlacedWeight& fi
   if (weight.shape.k != first.shape.k) return differ("K", weight.shape.k, first.shape.k);
   if (weight.shape.n != first.shape.n) return differ("N", weight.shape.n, first.shape.n);
   if (weight.shape.scheme != first.shape.scheme) {
-    return differ("description", ToString(weight.shape.scheme), ToString(first.shape.scheme));
+    return differ("scheme", ToString(weight.shape.scheme), ToString(first.shape.scheme));
   }
   if (weight.has_bias != first.has_bias) {
     return differ("bias", weight.has_bias ? "one" : "none", first.has_bias ? "one" : "none");

@@ -24,7 +24,7 @@ ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
 def array_of(run):
     """The name of the array that lists the tiles of a row of the registry for such weights."""
     bits = re.match(r"w(\d)", run["weight"])[1]
-    return ("kChainedTiles" if run["row"].endswith("_chained") else "kFreeTiles") + bits
+    return ("kFixedOrderTiles" if run["row"].endswith("_chained") else "kFreeTiles") + bits
 
 
 def load(paths):

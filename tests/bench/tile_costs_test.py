@@ -12,7 +12,7 @@ import tile_costs  # noqa: E402
 HEADER = """inline constexpr TileCost kFreeTiles4[] = {
     {{64, 3, 1}, 0.700, 0.800, kEvery}, {{24, 1, 1, 2, 1, 2}, 0.193, 0.227},
 };
-inline constexpr TileCost kChainedTiles4[] = {
+inline constexpr TileCost kFixedOrderTiles4[] = {
     {{64, 3, 1}, 0.720, 0.820},
 };
 """
@@ -55,7 +55,7 @@ class TileCostsTest(unittest.TestCase):
             seen += arrays
             self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
             self.assertEqual(tile_costs.fit(header, {}), header)
-        self.assertEqual(sorted(seen), ["kChainedTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kGroupedTiles4"])
+        self.assertEqual(sorted(seen), ["kFixedOrderTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kGroupedTiles4"])
 
 
 if __name__ == "__main__":

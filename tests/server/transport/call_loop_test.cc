@@ -306,12 +306,15 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   EXPECT_LT(loop_->longest_events().Longest().processor, absl::FromChrono(kHold));
   hold = true;
   EXPECT_TRUE(Call().ok());
-  // A client may have its answer before the event is over, but not the answer to the next one.
   hold = false;
-  EXPECT_TRUE(Call().ok());
+  // The client may have its answer before the event is over.
   // The measuring clock turns every ten milliseconds at most.
-  EXPECT_GE(loop_->longest_events().Longest().processor, absl::FromChrono(kHold) * 2 / 3);
-  EXPECT_GE(loop_->longest_events().Longest().wall, absl::FromChrono(kHold) * 2 / 3);
+  const absl::Duration least = absl::FromChrono(kHold) * 2 / 3;
+  for (int i = 0; i < 1000 && loop_->longest_events().Longest().wall < least; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_GE(loop_->longest_events().Longest().processor, least);
+  EXPECT_GE(loop_->longest_events().Longest().wall, least);
   Stop();
 }
 
