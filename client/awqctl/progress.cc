@@ -17,7 +17,7 @@ constexpr int kSignals[] = {SIGINT, SIGTERM};
 
 std::atomic<int> noted{0};
 static_assert(std::atomic<int>::is_always_lock_free);
-// What the signals did before; written while no handler of ours is set.
+// The handlers from before ours; written while none of ours is set.
 struct sigaction before[2];
 
 void PutBack() {

@@ -54,7 +54,7 @@ class Payloads {
 
 inline constexpr char kModelInfer[] = "/inference.GRPCInferenceService/ModelInfer";
 
-// What the protocol calls the weight, the stack or the MLP: "m/layer", "m/mlp:gated_mlp".
+// The protocol's name of the weight, the stack or the MLP: "m/layer", "m/mlp:gated_mlp".
 std::string InferName(const WeightShare& weight);
 
 // The same product that awqd.v1 would be asked for, with tensors in raw_input_contents. `routing`:

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kPart = 8 << 20;
 constexpr int64_t kAlign = 8;
 constexpr int64_t kPrefix = 8;  // the header's length
-// Of one tensor beside its name: dtype, at most 8 dimensions, two offsets, and punctuation.
+// Bytes that a tensor's entry takes beside its name: dtype, at most 8 dimensions, two offsets, and punctuation.
 constexpr int64_t kEntry = 320;
 constexpr int64_t kFrame = 64;  // braces and metadata
 
@@ -36,7 +36,7 @@ std::string Dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Of types that are a byte or more.
+// Takes types of a byte or more only.
 int64_t ElementBytes(const NewTensor& tensor) {
   int64_t elements = 1;
   for (const int64_t dim : tensor.shape) elements *= dim;

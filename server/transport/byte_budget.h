@@ -30,7 +30,8 @@ class Client;
 // Nobody knows when something in flight will end.
 inline constexpr absl::Duration kRetrySoon = absl::Milliseconds(100);
 
-// Who is charged for bytes. By default nobody: only the limit of the budget binds.
+// The connection and the client that are charged for bytes. By default neither: only the budget's
+// own limit binds.
 struct Charge {
   std::shared_ptr<Connection> connection = nullptr;
   std::shared_ptr<Client> client = nullptr;

@@ -93,9 +93,9 @@ class ServerCall {
   absl::Time deadline() const;
   // The connection that it came on. Null until admission has seen the call.
   const std::shared_ptr<Connection>& connection() const { return connection_.connection(); }
-  // Who calls. Null where admission asked nobody.
+  // The caller's identity. Null where admission asked for none.
   const security::IdentityPtr& identity() const { return identity_; }
-  // Who is charged for bytes that the call takes: its connection and its client.
+  // The connection and the client that are charged for bytes of the call.
   Charge charge() const { return {connection(), client_request_.client()}; }
   // The charge of one request of the call: on a stream each message is a request of its own.
   virtual Charge request_charge() const { return charge(); }

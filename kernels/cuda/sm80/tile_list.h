@@ -9,7 +9,7 @@
 
 namespace awqd::cuda {
 
-// What is compiled for one (tokens, row_tiles, k-ranges).
+// One compiled variant: a kernel for one (tokens, row_tiles, k-ranges).
 struct MatmulVariant {
   int tokens;
   int row_tiles;

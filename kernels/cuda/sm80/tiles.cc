@@ -78,7 +78,7 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   const int64_t tenths = blocks * 10 / std::max(1, device.sm_count);
   const bool fills = tokens <= 16 ? tenths >= 15 && tenths <= 30 : tenths >= (tokens < 96 ? 9 : 7);
   MatmulTile tile{tokens, 1, k_ranges};
-  // What has room for four k-ranges has room for this.
+  // A GPU with room for four k-ranges has room for this.
   if (DealsOut(k_ranges, tokens, x, device)) return {tokens, 2, {2, 2, k_ranges.length}};
   for (const MatmulVariant& variant : variants) {
     if (fills && variant.tokens == tokens && variant.k_ranges == k_ranges.per_block &&

@@ -162,7 +162,9 @@ TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
   const auto checkpoint = Open(tensors, Mixed());
   EXPECT_TRUE(checkpoint.ok()) << "of other modules: " << checkpoint.status();
   tensors["l.experts.gate_up_proj_packed"] = {"I32", {1, 1, 1}, "abcd"};
-  ExpectRefused(tensors, Mixed(), "tensor \"l.experts.gate_up_proj_packed\": format pack-quantized has no such tensor");
+  ExpectRefused(
+      tensors, Mixed(),
+      "tensor \"l.experts.gate_up_proj_packed\": format pack-quantized has no such tensor");
 }
 
 // Codes and scales of a linear that the settings exclude are refused.
