@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@
 #include "client/credentials.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
+#include "kernels/base/status.h"
 
 namespace awqd::client {
 namespace {
@@ -25,13 +28,20 @@ namespace {
 // reallocate, and below the library's 4 MiB default that a server may have kept.
 constexpr int64_t kOneMessageBytes = int64_t{2} << 20;
 
+// The schemes of gRPC's targets.
+constexpr absl::string_view kSchemes[] = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "xds"};
+
 absl::Status CheckAddress(absl::string_view address) {
   if (absl::StartsWith(address, "/")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "address: got '", address, "', expected 'unix:", address, "' for a UNIX socket"));
+    return Invalid("address: got '", address, "', expected 'unix:", address, "' for a UNIX socket");
   }
   if (absl::StartsWith(address, "unix:")) {
     if (address.size() > 5) return absl::OkStatus();
+  } else if (const size_t scheme = address.find("://");
+             scheme != address.npos &&
+             !absl::c_linear_search(kSchemes, address.substr(0, scheme))) {
+    return Invalid("address: got '", address, "', expected host:port without '",
+                   address.substr(0, scheme + 3), "'; TLS is asked for by tls_ca");
   } else {
     const size_t colon = address.rfind(':');
     int port = 0;
@@ -40,8 +50,8 @@ absl::Status CheckAddress(absl::string_view address) {
       return absl::OkStatus();
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "address: got '", address, "', expected host:port (port 1 to 65535) or unix:/path"));
+  return Invalid("address: got '", address,
+                 "', expected host:port (port 1 to 65535) or unix:/path");
 }
 
 grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
@@ -64,6 +74,9 @@ grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
   return args;
 }
 
+using InferenceStub = v1::QuantizedInference::Stub;
+using RepositoryStub = v1::ModelRepository::Stub;
+
 template <typename Request>
 Request Named(absl::string_view model) {
   Request request;
@@ -76,7 +89,7 @@ class StreamOverGrpc : public MatmulStream {
   // `stub` must outlive it.
   StreamOverGrpc(v1::QuantizedInference::Stub& stub, const Credentials& credentials,
                  const CallOptions& options, int64_t max_receive_bytes)
-      : max_receive_bytes_(max_receive_bytes) {
+      : credentials_(credentials), max_receive_bytes_(max_receive_bytes) {
     Prepare(context_, options);
     credentials.Authorize(context_);
     stream_ = stub.QuantizedMatmulStream(&context_);
@@ -93,7 +106,7 @@ class StreamOverGrpc : public MatmulStream {
 
   absl::Status Send(MatmulCall call) override {
     const v1::QuantizedMatmulRequest request = ToRequest(std::move(call));
-    if (absl::Status status = CheckSize(request); !status.ok()) return status;
+    AWQD_RETURN_IF_ERROR(CheckSize(request));
     if (stream_->Write(request)) return absl::OkStatus();
     return absl::UnavailableError("the stream has ended; Receive tells why");
   }
@@ -119,12 +132,13 @@ class StreamOverGrpc : public MatmulStream {
   absl::StatusOr<std::optional<Answer>> End() {
     if (!finished_) {
       finished_ = true;
-      final_ = FromGrpc(stream_->Finish(), max_receive_bytes_);
+      final_ = credentials_.WithQuestion(FromGrpc(stream_->Finish(), max_receive_bytes_));
     }
     if (!final_.ok()) return final_;
     return std::nullopt;
   }
 
+  const Credentials credentials_;
   const int64_t max_receive_bytes_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
@@ -149,19 +163,16 @@ class ClientOverGrpc : public Client {
 
   absl::StatusOr<MatmulResult> QuantizedMatmul(MatmulCall call,
                                                const CallOptions& options) override {
-    return Product<v1::QuantizedMatmulResponse>(&v1::QuantizedInference::Stub::QuantizedMatmul,
-                                                std::move(call), options);
+    return Product(&InferenceStub::QuantizedMatmul, std::move(call), options);
   }
 
   absl::StatusOr<MatmulResult> GroupedQuantizedMatmul(GroupedMatmulCall call,
                                                       const CallOptions& options) override {
-    return Product<v1::GroupedQuantizedMatmulResponse>(
-        &v1::QuantizedInference::Stub::GroupedQuantizedMatmul, std::move(call), options);
+    return Product(&InferenceStub::GroupedQuantizedMatmul, std::move(call), options);
   }
 
   absl::StatusOr<MatmulResult> GatedMlp(GatedMlpCall call, const CallOptions& options) override {
-    return Product<v1::GatedMlpResponse>(&v1::QuantizedInference::Stub::GatedMlp, std::move(call),
-                                         options);
+    return Product(&InferenceStub::GatedMlp, std::move(call), options);
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
@@ -175,18 +186,16 @@ class ClientOverGrpc : public Client {
     if (!call.shared_output && (bytes < 0 || bytes > kOneMessageBytes)) {
       return DequantizeIntoMemory(call, options);
     }
-    auto response = Unary<v1::DequantizeResponse>(
-        *inference_, &v1::QuantizedInference::Stub::Dequantize, ToRequest(call), options);
-    if (!response.ok()) return response.status();
-    absl::StatusOr<Tensor> output = ToOutput(std::move(*response->mutable_output()));
-    if (!output.ok()) return output.status();
-    return DequantizeResult{*std::move(output), response->execution()};
+    AWQD_ASSIGN_OR_RETURN(auto response,
+                          Unary(*inference_, &InferenceStub::Dequantize, ToRequest(call), options));
+    AWQD_ASSIGN_OR_RETURN(Tensor output, ToOutput(std::move(*response.mutable_output())));
+    return DequantizeResult{std::move(output), response.execution()};
   }
 
   absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call, const BlockSink& sink,
                                                  const CallOptions& options) override {
     const v1::DequantizeRequest request = ToRequest(call);
-    if (absl::Status status = CheckSize(request); !status.ok()) return status;
+    AWQD_RETURN_IF_ERROR(CheckSize(request));
     grpc::ClientContext context;
     Begin(context, options, request);
     const auto reader = inference_->DequantizeStream(&context, request);
@@ -201,36 +210,29 @@ class ClientOverGrpc : public Client {
       failure = block.ok() ? sink(*std::move(block)) : block.status();
       if (!failure.ok()) context.TryCancel();
     }
-    const absl::Status status = FromGrpc(reader->Finish(), max_receive_bytes_);
+    const absl::Status status =
+        credentials_.WithQuestion(FromGrpc(reader->Finish(), max_receive_bytes_));
     if (!failure.ok()) return failure;
     if (!status.ok()) return status;
-    if (absl::Status missing = order.Finish(); !missing.ok()) return missing;
+    AWQD_RETURN_IF_ERROR(order.Finish());
     return execution;
   }
 
   absl::StatusOr<QuantizeKvResult> QuantizeKv(QuantizeKvCall call,
                                               const CallOptions& options) override {
-    auto response =
-        Unary<v1::QuantizeKvResponse>(*inference_, &v1::QuantizedInference::Stub::QuantizeKv,
-                                      ToRequest(std::move(call)), options);
-    if (!response.ok()) return response.status();
-    return ToResult(*std::move(response));
+    return Product(&InferenceStub::QuantizeKv, std::move(call), options);
   }
 
   absl::StatusOr<DequantizeKvResult> DequantizeKv(DequantizeKvCall call,
                                                   const CallOptions& options) override {
-    auto response =
-        Unary<v1::DequantizeKvResponse>(*inference_, &v1::QuantizedInference::Stub::DequantizeKv,
-                                        ToRequest(std::move(call)), options);
-    if (!response.ok()) return response.status();
-    absl::StatusOr<Tensor> output = FromProto(std::move(*response->mutable_output()));
-    if (!output.ok()) return output.status();
-    return DequantizeKvResult{*std::move(output), response->execution()};
+    AWQD_ASSIGN_OR_RETURN(auto response, Unary(*inference_, &InferenceStub::DequantizeKv,
+                                               ToRequest(std::move(call)), options));
+    AWQD_ASSIGN_OR_RETURN(Tensor output, FromProto(std::move(*response.mutable_output())));
+    return DequantizeKvResult{std::move(output), response.execution()};
   }
 
   absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options) override {
-    return Unary<v1::ListModelsResponse>(*repository_, &v1::ModelRepository::Stub::ListModels,
-                                         v1::ListModelsRequest(), options);
+    return Unary(*repository_, &RepositoryStub::ListModels, {}, options);
   }
 
   absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
@@ -244,29 +246,29 @@ class ClientOverGrpc : public Client {
   }
 
   absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
-                                                  const CallOptions& options) override {
-    return Unary<v1::LoadModelResponse>(*repository_, &v1::ModelRepository::Stub::LoadModel,
-                                        Named<v1::LoadModelRequest>(name), options);
+                                                  const CallOptions& options,
+                                                  bool require_all_weights) override {
+    auto request = Named<v1::LoadModelRequest>(name);
+    request.set_require_all_weights(require_all_weights);
+    return Unary(*repository_, &RepositoryStub::LoadModel, request, options);
   }
 
   absl::Status UnloadModel(absl::string_view name, const CallOptions& options) override {
-    return Unary<v1::UnloadModelResponse>(*repository_, &v1::ModelRepository::Stub::UnloadModel,
-                                          Named<v1::UnloadModelRequest>(name), options)
+    return Unary(*repository_, &RepositoryStub::UnloadModel, Named<v1::UnloadModelRequest>(name),
+                 options)
         .status();
   }
 
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& options) override {
-    return Unary<v1::GetServerInfoResponse>(*server_info_, &v1::ServerInfo::Stub::GetServerInfo,
-                                            v1::GetServerInfoRequest(), options);
+    return Unary(*server_info_, &v1::ServerInfo::Stub::GetServerInfo, {}, options);
   }
 
   absl::StatusOr<bool> IsServing(absl::string_view service, const CallOptions& options) override {
     grpc::health::v1::HealthCheckRequest request;
     request.set_service(std::string(service));
-    auto response = Unary<grpc::health::v1::HealthCheckResponse>(
-        *health_, &grpc::health::v1::Health::Stub::Check, request, options);
-    if (!response.ok()) return response.status();
-    return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
+    AWQD_ASSIGN_OR_RETURN(
+        auto response, Unary(*health_, &grpc::health::v1::Health::Stub::Check, request, options));
+    return response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
   }
 
   bool connected() const override { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
@@ -278,15 +280,14 @@ class ClientOverGrpc : public Client {
     v1::GetModelResponse all;
     do {
       options.timeout = std::max(deadline - absl::Now(), absl::Nanoseconds(1));
-      auto page = Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel,
-                                              request, options);
-      if (!page.ok()) return page.status();
-      if (!page->next_page_token().empty() && page->next_page_token() == request.page_token()) {
+      AWQD_ASSIGN_OR_RETURN(auto page,
+                            Unary(*repository_, &RepositoryStub::GetModel, request, options));
+      if (!page.next_page_token().empty() && page.next_page_token() == request.page_token()) {
         return absl::InternalError("GetModel: the server answers with the same page again");
       }
-      request.set_page_token(page->next_page_token());
-      page->clear_next_page_token();
-      all.MergeFrom(*page);
+      request.set_page_token(page.next_page_token());
+      page.clear_next_page_token();
+      all.MergeFrom(page);
     } while (!request.page_token().empty());
     return all;
   }
@@ -303,23 +304,29 @@ class ClientOverGrpc : public Client {
     if (weight_key_) AddWeightKey(WeightKeyOf(request), context);
   }
 
-  template <typename Response, typename Stub, typename Method, typename Request>
-  absl::StatusOr<Response> Unary(Stub& stub, Method method, const Request& request,
-                                 const CallOptions& options) {
-    if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Unary(
+      Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+      const std::type_identity_t<Request>& request, const CallOptions& options) {
+    AWQD_RETURN_IF_ERROR(CheckSize(request));
     grpc::ClientContext context;
     Begin(context, options, request);
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
-    if (!status.ok()) return FromGrpc(context, status, max_receive_bytes_);
+    if (!status.ok()) {
+      return credentials_.WithQuestion(FromGrpc(context, status, max_receive_bytes_));
+    }
     return response;
   }
 
-  template <typename Response, typename Method, typename Call>
-  absl::StatusOr<MatmulResult> Product(Method method, Call call, const CallOptions& options) {
-    auto response = Unary<Response>(*inference_, method, ToRequest(std::move(call)), options);
-    if (!response.ok()) return response.status();
-    return ToResult(*std::move(response));
+  // Calls a method whose request and answer convert.h converts.
+  template <typename Request, typename Response, typename Call>
+  auto Product(grpc::Status (InferenceStub::*method)(grpc::ClientContext*, const Request&,
+                                                     Response*),
+               Call call, const CallOptions& options) -> decltype(ToResult(Response())) {
+    AWQD_ASSIGN_OR_RETURN(auto response,
+                          Unary(*inference_, method, ToRequest(std::move(call)), options));
+    return ToResult(std::move(response));
   }
 
   absl::StatusOr<DequantizeResult> DequantizeIntoMemory(const DequantizeCall& call,
@@ -338,9 +345,8 @@ class ClientOverGrpc : public Client {
       whole.bytes += block.values.bytes;
       return absl::OkStatus();
     };
-    absl::StatusOr<v1::Execution> execution = DequantizeBlocks(call, append, options);
-    if (!execution.ok()) return execution.status();
-    return DequantizeResult{std::move(whole), *std::move(execution)};
+    AWQD_ASSIGN_OR_RETURN(v1::Execution execution, DequantizeBlocks(call, append, options));
+    return DequantizeResult{std::move(whole), std::move(execution)};
   }
 
   const std::shared_ptr<grpc::Channel> channel_;
@@ -357,27 +363,26 @@ class ClientOverGrpc : public Client {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
-  if (absl::Status status = CheckAddress(options.address); !status.ok()) return status;
+  AWQD_RETURN_IF_ERROR(CheckAddress(options.address));
   if (options.timeout <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "timeout: got ", absl::FormatDuration(options.timeout), ", expected more than 0"));
+    return Invalid("timeout: got ", absl::FormatDuration(options.timeout),
+                   ", expected more than 0");
   }
   if (options.max_receive_bytes <= 0 ||
       options.max_receive_bytes > std::numeric_limits<int>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_receive_bytes: got ", options.max_receive_bytes, ", expected 1 to 2147483647"));
+    return Invalid("max_receive_bytes: got ", options.max_receive_bytes,
+                   ", expected 1 to 2147483647");
   }
   if (options.max_reconnect_delay < absl::Milliseconds(1) ||
       options.max_reconnect_delay > absl::Hours(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_reconnect_delay: got ", absl::FormatDuration(options.max_reconnect_delay),
-                     ", expected 1 ms to 1 h"));
+    return Invalid("max_reconnect_delay: got ", absl::FormatDuration(options.max_reconnect_delay),
+                   ", expected 1 ms to 1 h");
   }
-  absl::StatusOr<Credentials> credentials = Credentials::Read(options.address, options.security);
-  if (!credentials.ok()) return credentials.status();
+  AWQD_ASSIGN_OR_RETURN(Credentials credentials,
+                        Credentials::Read(options.address, options.security));
   std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateCustomChannel(options.address, credentials->channel(), ChannelArgs(options));
-  return std::make_unique<ClientOverGrpc>(std::move(channel), *std::move(credentials), options);
+      grpc::CreateCustomChannel(options.address, credentials.channel(), ChannelArgs(options));
+  return std::make_unique<ClientOverGrpc>(std::move(channel), std::move(credentials), options);
 }
 
 }  // namespace awqd::client

@@ -85,7 +85,7 @@ struct MatmulCall {
   std::optional<v1::SharedMemory> shared_output = std::nullopt;
 };
 
-// Which experts each token goes to.
+// The experts that each token goes to.
 struct Routing {
   Tensor expert_ids;  // INT32 [..., top_k], from 0
   // FP16, BF16 or FP32, of that shape: the answer has one row a token then. Without them it has
@@ -247,8 +247,11 @@ class Client {
   virtual absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options = {}) = 0;
   virtual absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
                                                         const CallOptions& options = {}) = 0;
+  // `require_all_weights`: the load fails where a quantised weight cannot be read. Otherwise the
+  // server serves the others, unless it requires all itself; the response names the missing ones.
   virtual absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
-                                                          const CallOptions& options = {}) = 0;
+                                                          const CallOptions& options = {},
+                                                          bool require_all_weights = false) = 0;
   virtual absl::Status UnloadModel(absl::string_view name, const CallOptions& options = {}) = 0;
 
   virtual absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "google/rpc/status.pb.h"
+#include "kernels/base/status.h"
 
 namespace awqd::client {
 namespace {
@@ -71,9 +72,8 @@ absl::Status CheckSize(const google::protobuf::MessageLite& request) {
   constexpr size_t kMost = std::numeric_limits<int>::max();
   const size_t bytes = request.ByteSizeLong();
   if (bytes <= kMost) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("request: got ", bytes,
-                                                 " bytes, expected at most ", kMost,
-                                                 "; send it in parts or use shared memory"));
+  return Invalid("request: got ", bytes, " bytes, expected at most ", kMost,
+                 "; send it in parts or use shared memory");
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -204,16 +204,13 @@ v1::DequantizeKvRequest ToRequest(DequantizeKvCall call) {
 }
 
 absl::StatusOr<QuantizeKvResult> ToResult(v1::QuantizeKvResponse response) {
-  absl::StatusOr<Tensor> codes = FromProto(std::move(*response.mutable_codes()));
-  if (!codes.ok()) return codes.status();
-  QuantizeKvResult out = {*std::move(codes), std::nullopt, std::nullopt, response.execution()};
+  AWQD_ASSIGN_OR_RETURN(Tensor codes, FromProto(std::move(*response.mutable_codes())));
+  QuantizeKvResult out = {std::move(codes), std::nullopt, std::nullopt, response.execution()};
   if (!response.has_scales()) return out;
-  absl::StatusOr<Tensor> scales = FromProto(std::move(*response.mutable_scales()));
-  if (!scales.ok()) return scales.status();
-  absl::StatusOr<Tensor> zeros = FromProto(std::move(*response.mutable_zeros()));
-  if (!zeros.ok()) return zeros.status();
-  out.scales = *std::move(scales);
-  out.zeros = *std::move(zeros);
+  AWQD_ASSIGN_OR_RETURN(Tensor scales, FromProto(std::move(*response.mutable_scales())));
+  AWQD_ASSIGN_OR_RETURN(Tensor zeros, FromProto(std::move(*response.mutable_zeros())));
+  out.scales = std::move(scales);
+  out.zeros = std::move(zeros);
   return out;
 }
 
@@ -240,30 +237,29 @@ int64_t KnownAnswerBytes(const DequantizeCall& call) {
 }
 
 absl::StatusOr<DequantizeBlock> ChunkOrder::Accept(v1::DequantizeChunk chunk) {
-  absl::StatusOr<Tensor> values = FromProto(std::move(*chunk.mutable_output()));
-  if (!values.ok()) return values.status();
+  AWQD_ASSIGN_OR_RETURN(Tensor values, FromProto(std::move(*chunk.mutable_output())));
   if (!started_) {
     started_ = true;
     first_row_ = chunk.rows().begin();
     total_rows_ = chunk.total_rows();
     total_columns_ = chunk.total_columns();
-    dtype_ = values->dtype;
+    dtype_ = values.dtype;
   }
   const int64_t begin = chunk.rows().begin() - first_row_;
   const int64_t rows = chunk.rows().end() - chunk.rows().begin();
   const bool fits = begin == next_row_ && rows >= 0 && rows <= total_rows_ - next_row_ &&
                     chunk.total_rows() == total_rows_ && chunk.total_columns() == total_columns_ &&
-                    values->dtype == dtype_ &&
-                    values->shape == std::vector<int64_t>{rows, total_columns_};
+                    values.dtype == dtype_ &&
+                    values.shape == std::vector<int64_t>{rows, total_columns_};
   if (!fits) {
     return absl::InternalError(absl::StrCat(
-        "the server sent ", Name(values->dtype), " ", ShapeString(values->shape), " for rows [",
+        "the server sent ", Name(values.dtype), " ", ShapeString(values.shape), " for rows [",
         chunk.rows().begin(), ", ", chunk.rows().end(), ") of ", chunk.total_rows(), " x ",
         chunk.total_columns(), ", expected ", Name(dtype_), " from row ", first_row_ + next_row_,
         " of ", total_rows_, " x ", total_columns_));
   }
   next_row_ += rows;
-  return DequantizeBlock{begin, *std::move(values), total_rows_, total_columns_};
+  return DequantizeBlock{begin, std::move(values), total_rows_, total_columns_};
 }
 
 absl::Status ChunkOrder::Finish() const {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/security.h"
 #include "grpcpp/client_context.h"
@@ -22,8 +23,12 @@ class Credentials {
   void Authorize(grpc::ClientContext& context) const {
     if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
   }
+  // Adds a question about TLS to an UNAVAILABLE whose text looks as if one side speaks TLS and the
+  // other does not, or as if one does not trust the other. Other statuses stay as they are.
+  absl::Status WithQuestion(const absl::Status& status) const;
 
  private:
+  bool tls_ = false, has_certificate_ = false;
   std::shared_ptr<grpc::ChannelCredentials> channel_;
   std::string authorization_;  // "Bearer TOKEN"
 };

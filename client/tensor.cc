@@ -10,7 +10,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/half.h"
+#include "kernels/base/half.h"
+#include "kernels/base/status.h"
 
 namespace awqd::client {
 namespace {
@@ -64,27 +65,23 @@ absl::StatusOr<DType> ParseDType(absl::string_view name) {
   DType dtype;
   const std::string upper = absl::AsciiStrToUpper(name);
   if (v1::DType_Parse(upper, &dtype) && SizeOf(dtype) > 0) return dtype;
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype: got '", name, "', expected fp16, bf16, fp32, int8, uint8 or int32"));
+  return Invalid("dtype: got '", name, "', expected fp16, bf16, fp32, int8, uint8 or int32");
 }
 
 absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {
   if (shape.size() > kMaxRank) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shape: got rank ", shape.size(), ", expected at most ", kMaxRank));
+    return Invalid("shape: got rank ", shape.size(), ", expected at most ", kMaxRank);
   }
   int64_t count = 1;
   bool empty = false;
   for (const int64_t dim : shape) {
     if (dim < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shape: got ", ShapeString(shape), ", expected no negative dimension"));
+      return Invalid("shape: got ", ShapeString(shape), ", expected no negative dimension");
     }
     if (dim == 0) {
       empty = true;
     } else if (__builtin_mul_overflow(count, dim, &count)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shape: got ", ShapeString(shape), ", expected a product below 2^63"));
+      return Invalid("shape: got ", ShapeString(shape), ", expected a product below 2^63");
     }
   }
   return empty ? 0 : count;
@@ -96,26 +93,23 @@ std::string ShapeString(absl::Span<const int64_t> shape) {
 
 absl::Status Tensor::Check() const {
   const int64_t size = SizeOf(dtype);
-  if (size == 0) return absl::InvalidArgumentError("dtype: not set");
-  const absl::StatusOr<int64_t> count = ElementCount(shape);
-  if (!count.ok()) return count.status();
+  if (size == 0) return Invalid("dtype: not set");
+  AWQD_ASSIGN_OR_RETURN(const int64_t count, ElementCount(shape));
   int64_t expected = 0;
-  if (__builtin_mul_overflow(*count, size, &expected) ||
+  if (__builtin_mul_overflow(count, size, &expected) ||
       bytes.size() != static_cast<uint64_t>(expected)) {
-    return absl::InvalidArgumentError(absl::StrCat("got ", bytes.size(), " bytes for ", Name(dtype),
-                                                   " ", ShapeString(shape), ", expected ", *count,
-                                                   " x ", size));
+    return Invalid("got ", bytes.size(), " bytes for ", Name(dtype), " ", ShapeString(shape),
+                   ", expected ", count, " x ", size);
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<Tensor> Tensor::FromFloats(DType dtype, std::vector<int64_t> shape,
                                           absl::Span<const float> values) {
-  const absl::StatusOr<int64_t> count = ElementCount(shape);
-  if (!count.ok()) return count.status();
-  if (static_cast<uint64_t>(*count) != values.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("got ", values.size(), " values for shape ",
-                                                   ShapeString(shape), ", expected ", *count));
+  AWQD_ASSIGN_OR_RETURN(const int64_t count, ElementCount(shape));
+  if (static_cast<uint64_t>(count) != values.size()) {
+    return Invalid("got ", values.size(), " values for shape ", ShapeString(shape), ", expected ",
+                   count);
   }
   Tensor tensor{dtype, std::move(shape), ""};
   switch (dtype) {
@@ -129,13 +123,12 @@ absl::StatusOr<Tensor> Tensor::FromFloats(DType dtype, std::vector<int64_t> shap
       tensor.bytes = Pack<float>(values, [](float value) { return value; });
       return tensor;
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("dtype: got ", Name(dtype), ", expected FP16, BF16 or FP32"));
+      return Invalid("dtype: got ", Name(dtype), ", expected FP16, BF16 or FP32");
   }
 }
 
 absl::StatusOr<std::vector<float>> Tensor::ToFloats() const {
-  if (absl::Status status = Check(); !status.ok()) return status;
+  AWQD_RETURN_IF_ERROR(Check());
   switch (dtype) {
     case v1::FP16:
       return Unpack<uint16_t>(bytes, HalfToFloat);
@@ -148,16 +141,14 @@ absl::StatusOr<std::vector<float>> Tensor::ToFloats() const {
     case v1::UINT8:
       return Unpack<uint8_t>(bytes, [](uint8_t value) { return static_cast<float>(value); });
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("dtype: got ", Name(dtype), ", which floats cannot hold exactly"));
+      return Invalid("dtype: got ", Name(dtype), ", which floats cannot hold exactly");
   }
 }
 
 absl::StatusOr<Tensor> Convert(const Tensor& tensor, DType dtype) {
   if (tensor.dtype == dtype) return tensor;
-  const absl::StatusOr<std::vector<float>> values = tensor.ToFloats();
-  if (!values.ok()) return values.status();
-  return Tensor::FromFloats(dtype, tensor.shape, *values);
+  AWQD_ASSIGN_OR_RETURN(const std::vector<float> values, tensor.ToFloats());
+  return Tensor::FromFloats(dtype, tensor.shape, values);
 }
 
 v1::Tensor ToProto(Tensor tensor) {

@@ -13,7 +13,7 @@ set(awqd_standard_headers
   <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/strings/str_join.h> <absl/strings/str_split.h>
   <absl/strings/string_view.h> <absl/time/clock.h> <absl/time/time.h> <absl/types/span.h>)
 set(awqd_server_headers
-  ${awqd_standard_headers} <grpcpp/grpcpp.h> <nlohmann/json.hpp> <awqd/v1/inference.grpc.pb.h>
+  ${awqd_standard_headers} <grpcpp/grpcpp.h> <awqd/v1/inference.grpc.pb.h>
   <awqd/v1/model_repository.grpc.pb.h> <awqd/v1/server_info.grpc.pb.h>)
 
 # awqd_precompiled(<name> <LIBRARY|TEST> HEADERS ... DEPS ... OPTIONS ...): a target that others take their headers from.
@@ -54,7 +54,7 @@ function(awqd_precompile target kind)
   endif()
   if(AWQD_SERVER AND NOT ground)
     string(APPEND name "_server")
-    list(APPEND deps awqd_proto nlohmann_json::nlohmann_json)
+    list(APPEND deps awqd_proto)
     set(headers ${awqd_server_headers} ${test_headers})
   else()
     set(headers ${awqd_standard_headers} ${test_headers})

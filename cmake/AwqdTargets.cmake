@@ -33,6 +33,22 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(awqd_cpu_isas neon neondot)
 endif()
 
+# Compilers collect garbage while they compile, and walk the precompiled headers each time. Without it a file takes a tenth
+# less time and 50 MB more memory.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:--param ggc-min-heapsize=1048576>")
+endif()
+
+# Two hundred tests are linked, each with the whole server: lld takes a third of the time. A cross build has a sysroot that
+# was tried with its own linker alone.
+if(AWQD_TESTS AND NOT CMAKE_CROSSCOMPILING)
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=lld AWQD_HAS_LLD)
+  if(AWQD_HAS_LLD)
+    add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>)
+  endif()
+endif()
+
 # For code that runs once or waits for people: command lines, options, generated messages.
 set(awqd_cold_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
 
@@ -65,15 +81,21 @@ if(AWQD_SANITIZE MATCHES "undefined")
   list(APPEND awqd_server_test_options -fno-sanitize=undefined)
 endif()
 
-# awqd_does_without_grpc(<variable>): whether this folder must: kernels, client/tools and what tests them.
+# awqd_does_without_grpc(<variable>): whether this folder uses neither gRPC nor Protocol Buffers: kernels, client/tools, the
+# rooms of the server behind its services, and what tests them.
 function(awqd_does_without_grpc variable)
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
   set(${variable} FALSE PARENT_SCOPE)
-  if(folder MATCHES "^(kernels|client/tools|tests/(architecture|client/tools|conformance|kernels|testing))")
+  if(folder MATCHES
+     "^(kernels|client/tools|tests/(architecture|conformance|testing)|(tests/)?(kernels|client/tools|server/(batching|engine|model|obs|repository|security)))(/|$)")
     set(${variable} TRUE PARENT_SCOPE)
   endif()
 endfunction()
 include(AwqdPrecompile)
+
+# AWQD_UNITY compiles the rooms of the server and the client several files at a time, which halves the time of the whole
+# and makes that of one changed file longer. Files of a kernel room repeat each other's names, so they are left as they are.
+option(AWQD_UNITY "Compile several files of the server and the client at a time" OFF)
 
 # awqd_library(name SRCS ... DEPS ...): one room (or part of one) as a static library.
 function(awqd_library name)
@@ -82,6 +104,9 @@ function(awqd_library name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
   awqd_precompile(${name} LIBRARY)
+  if(AWQD_UNITY AND CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(server|client|kernels/checkpoint)(/|$)")
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
 endfunction()
 
 # awqd_own_results(entry variable): the environment that gives one of several entries of an executable a file of

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/process_limits.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 
@@ -30,12 +31,6 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions&
   return absl::FailedPreconditionError(
       absl::StrCat("cuda:", index, ": this binary was built without CUDA"));
 #endif
-}
-
-std::unique_ptr<Device> OpenCpu(std::optional<int> index, const DeviceOptions& options) {
-  return OpenCpuDevice(
-      options.cpu_threads, options.budget_bytes, index, options.batch_invariant, options.id_suffix,
-      {.pin_threads = options.cpu_pin_threads, .interleave = options.cpu_interleave});
 }
 
 // Parses N from "<prefix>N".
@@ -69,14 +64,7 @@ const Kv4Ops& Kv4Of([[maybe_unused]] const Device& device) {
   return CpuKv4();
 }
 
-int64_t HostFreeBytes() { return CpuFreeBytes(); }
-
-const KernelRow* FindKernel(absl::string_view name) {
-  for (const KernelRow* row : AllKernels()) {
-    if (row->name == name) return row;
-  }
-  return nullptr;
-}
+int64_t HostFreeBytes() { return AvailableMemoryBytes(); }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
                                                    const DeviceOptions& options, std::string* why) {
@@ -86,10 +74,11 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
   if (spec == "auto") {
     auto gpu = OpenCuda(0, options);
     *why = gpu.ok() ? "a GPU answers" : std::string(gpu.status().message());
-    return gpu.ok() ? std::move(gpu) : OpenCpu(std::nullopt, options);
+    return gpu.ok() ? std::move(gpu) : OpenCpuDevice(options);
   }
-  if (spec == "cpu") return OpenCpu(std::nullopt, options);
-  if (const std::optional<int> index = IndexAfter("cpu:", spec)) return OpenCpu(index, options);
+  if (spec == "cpu") return OpenCpuDevice(options);
+  if (const std::optional<int> index = IndexAfter("cpu:", spec))
+    return OpenCpuDevice(options, index);
   if (const std::optional<int> index = IndexAfter("cuda:", spec)) return OpenCuda(*index, options);
   return BadValue("device", absl::StrCat("\"", spec, "\""), "auto, cpu, cpu:N or cuda:N");
 }

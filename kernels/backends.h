@@ -17,26 +17,10 @@ namespace awqd {
 absl::Span<const KernelRow* const> CpuKernels();
 const Steps& CpuSteps();
 const Kv4Ops& CpuKv4();
-// How a CPU device uses a machine of several sockets.
-struct CpuPlacement {
-  // Pins worker i to the i-th core after the first one that the process may use. Callers are not
-  // pinned.
-  bool pin_threads = false;
-  // Interleaves the pages of large buffers over the memory nodes that the process may use, so that
-  // all memory controllers are read at once. It has no effect where the system does not allow it.
-  bool interleave = false;
-};
-// Opens the CPU. `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an
-// index the id is "cpu:N": several such devices share cores and memory, and replace several GPUs in
-// tests.
-std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
-                                      std::optional<int> index = std::nullopt,
-                                      bool batch_invariant = false,
-                                      const std::string& id_suffix = "",
-                                      const CpuPlacement& placement = {});
-
-// Memory that can still be allocated on the machine, or in the container around the process.
-int64_t CpuFreeBytes();
+// Opens the CPU. With an index the id is "cpu:N": several such devices share cores and memory, and
+// replace several GPUs in tests.
+std::unique_ptr<Device> OpenCpuDevice(const DeviceOptions& options = {},
+                                      std::optional<int> index = std::nullopt);
 
 // Defined in builds with AWQD_CUDA only.
 absl::Span<const KernelRow* const> CudaKernels();

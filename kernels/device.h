@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -105,6 +106,23 @@ class Device {
 
   // False after a sticky error: results of this device can no longer be trusted.
   virtual bool healthy() const = 0;
+};
+
+struct DeviceOptions {
+  int cpu_threads = 0;       // 0: as many as the process may use
+  int64_t budget_bytes = 0;  // cap on device memory; 0: none
+  // Gives a token's result the same bits whatever its batch is: excludes the dense path, and
+  // kernels whose sums depend on the number of tokens.
+  bool batch_invariant = false;
+  // Appended to the device's id: "#2" for a device that is opened a second time.
+  std::string id_suffix;
+  // Pins worker i of a CPU to the i-th core after the first one that the process may use. Callers
+  // are not pinned.
+  bool cpu_pin_threads = false;
+  // Interleaves the pages of a CPU's large buffers over the memory nodes that the process may use,
+  // so that all memory controllers are read at once. It has no effect where the system does not
+  // allow it.
+  bool cpu_interleave = false;
 };
 
 }  // namespace awqd

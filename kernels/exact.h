@@ -1,5 +1,5 @@
-// The reference arithmetic of a weight. Kernels compute the same in other ways, and tests compare
-// them.
+// The reference arithmetic of a weight and of activation functions. Kernels compute the same in
+// other ways, and tests compare them.
 //
 //   d = decode(code) - zero        kConstant, kStored, kRealBefore
 //   p = d * scale
@@ -12,6 +12,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/base/float8.h"
@@ -55,6 +56,21 @@ inline float DecodeCode(CodeKind kind, const float* table, int code) {
       return table[code % 16];
   }
   return 0;
+}
+
+// An activation function, in FP32.
+inline float ActivateFloat(ActivationFunction activation, float v) {
+  switch (activation) {
+    case ActivationFunction::kNone:
+      return v;
+    case ActivationFunction::kRelu:
+      return v < 0 ? 0 : v;
+    case ActivationFunction::kGelu:
+      return 0.5f * v * std::erfc(v * -0.70710678f);
+    case ActivationFunction::kSilu:
+      return v / (1 + std::exp(-v));
+  }
+  return v;
 }
 
 // Element w of stored row `row` and column `col`, in [0, K) and [0, N).

@@ -1,11 +1,12 @@
-// The dispatch of Dequantize and QuantizedMatmul to the rows of a weight's plan, between stage and
-// finish.
+// The dispatch of Dequantize, QuantizedMatmul and the products of experts to the rows of a weight's
+// plan, between prologue and epilogue.
 #include "kernels/kernels.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backends.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/steps.h"
 
@@ -13,6 +14,7 @@ namespace awqd {
 namespace {
 
 constexpr int64_t kAlign = 256;
+constexpr absl::string_view kNoInt8 = "activations dtype: got INT8, expected a floating type: ";
 
 absl::Status CheckMatmul(const MatmulArgs& args) {
   const WeightShape& shape = args.weight->shape;
@@ -28,12 +30,10 @@ bool Takes(const KernelRow& row, DType x) { return (row.inputs & MaskOf(x)) != 0
 
 absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
   if (!Takes(row, in)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activations dtype: ", row.name, " does not take ", Name(in)));
+    return Invalid("activations dtype: ", row.name, " does not take ", Name(in));
   }
   if ((row.outputs & MaskOf(out)) == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output dtype: ", row.name, " does not write ", Name(out)));
+    return Invalid("output dtype: ", row.name, " does not write ", Name(out));
   }
   return absl::OkStatus();
 }
@@ -46,21 +46,17 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
   if (weight.plan.integer == nullptr) {
     const std::string why = WhyNoIntegers(weight.shape);
-    return why.empty() ? absl::UnimplementedError(absl::StrCat(
-                             "activations dtype: got INT8, for which layout ", weight.layout->name,
-                             " has no kernel on ", weight.device->info().id))
-                       : absl::InvalidArgumentError(absl::StrCat(
-                             "activations dtype: got INT8, expected a floating type: ", why));
+    if (!why.empty()) return Invalid(kNoInt8, why);
+    return absl::UnimplementedError(absl::StrCat("activations dtype: got INT8, for which layout ",
+                                                 weight.layout->name, " has no kernel on ",
+                                                 weight.device->info().id));
   }
   if (args.bias != nullptr || weight.factor() != nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activations dtype: got INT8, expected a floating type: the product has a ",
-                     args.bias != nullptr ? "bias" : "factor"));
+    return Invalid(kNoInt8, "the product has a ", args.bias != nullptr ? "bias" : "factor");
   }
   if (args.activation != ActivationFunction::kNone) {
-    return absl::InvalidArgumentError(absl::StrCat("activation function: got ",
-                                                   Name(args.activation),
-                                                   ", expected none for INT8 activations"));
+    return Invalid("activation function: got ", Name(args.activation),
+                   ", expected none for INT8 activations");
   }
   return absl::OkStatus();
 }
@@ -69,24 +65,19 @@ absl::Status CheckQuantized(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
   if (weight.plan.quantized.empty()) {
     const std::string why = WhyNoQuantizedActivations(weight.shape);
-    return why.empty()
-               ? absl::UnimplementedError(absl::StrCat(
-                     "activation quantization: layout ", weight.layout->name,
-                     " has no kernel for quantised activations on ", weight.device->info().id))
-               : absl::InvalidArgumentError(
-                     absl::StrCat("activation quantization: got INT8 activations with "
-                                  "scales, expected none: ",
-                                  why));
+    if (!why.empty()) {
+      return Invalid("activation quantization: got INT8 activations with scales, expected none: ",
+                     why);
+    }
+    return absl::UnimplementedError(
+        absl::StrCat("activation quantization: layout ", weight.layout->name,
+                     " has no kernel for quantised activations on ", weight.device->info().id));
   }
   const bool int8 = args.x.dtype == DType::kInt8;
-  if (int8 && weight.factor() != nullptr) {
-    return absl::InvalidArgumentError(
-        "activations dtype: got INT8, expected a floating type: the weight has a factor");
-  }
+  if (int8 && weight.factor() != nullptr) return Invalid(kNoInt8, "the weight has a factor");
   const bool wants_scales = int8 || args.quantization == ActivationQuantization::kStatic;
   if (int8 && args.quantization != ActivationQuantization::kNone) {
-    return absl::InvalidArgumentError(
-        "activation quantization: got one of INT8 activations, expected none");
+    return Invalid("activation quantization: got one of INT8 activations, expected none");
   }
   if (wants_scales == (args.scales != nullptr)) return absl::OkStatus();
   return BadValue("activation scales", wants_scales ? "none" : "some",
@@ -115,12 +106,12 @@ const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DTy
 
 // The parts of a product's workspace, one after the other.
 struct Workspace {
-  int64_t row = 0;  // bytes that the row needs
-  int64_t staged = 0;
-  int64_t sums = 0;  // FP32 [M, N] for finish
+  int64_t row = 0;       // bytes that the row needs
+  int64_t prologue = 0;  // x in the form that the row reads
+  int64_t sums = 0;      // FP32 [M, N] for the epilogue; 0: in y
 
-  int64_t staged_offset() const { return RoundUp(row, kAlign); }
-  int64_t sums_offset() const { return staged_offset() + RoundUp(staged, kAlign); }
+  int64_t prologue_offset() const { return RoundUp(row, kAlign); }
+  int64_t sums_offset() const { return prologue_offset() + RoundUp(prologue, kAlign); }
   int64_t total() const { return sums_offset() + sums; }
 };
 
@@ -132,59 +123,69 @@ Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_
   if (row.workspace_bytes != nullptr) {
     out.row = row.workspace_bytes(shape, weight.device->info(), m);
   }
-  if (row.staged != Staged::kAny || MustReorder(weight)) {
-    out.staged = StepsOf(*weight.device).staged_bytes(row.staged, m, shape.k);
+  if (row.input_form != InputForm::kAny || MustReorder(weight)) {
+    out.prologue = StepsOf(*weight.device).prologue_bytes(row.input_form, m, shape.k);
   }
   if (activation != ActivationFunction::kNone) out.sums = m * shape.n * 4;
   return out;
 }
 
-absl::Status Stage(const MatmulArgs& args, const KernelRow& row, void* out, MatmulArgs* staged,
-                   StreamView stream) {
-  const DeviceWeight& weight = *args.weight;
+Workspace PlanWorkspace(const GroupedArgs& args, const KernelRow& row) {
+  Workspace out = PlanWorkspace(*args.experts.front(), row, args.rows(), ActivationFunction::kNone);
+  if (args.activation != ActivationFunction::kNone && args.y.dtype != DType::kFp32) {
+    out.sums = args.y.rows * args.y.cols * 4;
+  }
+  return out;
+}
+
+// Runs prologue, product and epilogue. Args: MatmulArgs or GroupedArgs. `product`: the row's copy
+// of `args`, whose x and y are replaced. `bias`: added by the epilogue.
+template <typename Args>
+absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const KernelRow& row,
+                      const Workspace& at, PrologueArgs prologue, const float* bias, Args product,
+                      absl::Status (*run)(const Args&, StreamView), StreamView stream) {
   const Steps& steps = StepsOf(*weight.device);
-  staged->quantization = ActivationQuantization::kNone;
-  staged->x_scale = args.scales;
-  if (!MustReorder(weight) && steps.ready(row.staged, args.x)) return absl::OkStatus();
-  PrologueResult tokens;
-  AWQD_RETURN_IF_ERROR(steps.stage({.x = args.x,
-                                    .order = weight.order(),
-                                    .factor = weight.factor(),
-                                    .want = row.staged,
-                                    .quantization = args.quantization,
-                                    .scales = args.scales,
-                                    .out = out},
-                                   &tokens, *weight.device, stream));
-  staged->staged = true;
-  staged->x = tokens.x;
-  staged->x_stride = tokens.stride;
-  if (tokens.scale != nullptr) staged->x_scale = tokens.scale;
-  return absl::OkStatus();
+  char* const workspace = static_cast<char*>(args.workspace);
+  if (MustReorder(weight) || !steps.needs_no_prologue(row.input_form, args.x)) {
+    prologue.x = args.x;
+    prologue.form = row.input_form;
+    prologue.out = workspace + at.prologue_offset();
+    PrologueResult tokens;
+    AWQD_RETURN_IF_ERROR(steps.run_prologue(prologue, &tokens, *weight.device, stream));
+    product.x = tokens.x;
+    product.x_stride = tokens.stride;
+    if (tokens.scale != nullptr) product.x_scale = tokens.scale;
+    if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
+  }
+  if (args.activation == ActivationFunction::kNone) return run(product, stream);
+  void* const sums = at.sums > 0 ? workspace + at.sums_offset() : args.y.data;
+  product.activation = ActivationFunction::kNone;
+  product.y = {sums, DType::kFp32, args.y.rows, args.y.cols};
+  AWQD_RETURN_IF_ERROR(run(product, stream));
+  return steps.run_epilogue({.sums = static_cast<const float*>(sums),
+                             .ld_sums = args.y.cols,
+                             .bias = bias,
+                             .activation = args.activation,
+                             .y = args.y.data,
+                             .ld_y = args.y.cols,
+                             .y_dtype = args.y.dtype,
+                             .rows = args.y.rows,
+                             .cols = args.y.cols},
+                            *weight.device, stream);
 }
 
 absl::Status Run(const MatmulArgs& args, const KernelRow& row, StreamView stream) {
   const DeviceWeight& weight = *args.weight;
-  const Workspace at = PlanWorkspace(weight, row, args.x.rows, args.activation);
-  char* const workspace = static_cast<char*>(args.workspace);
   MatmulArgs product = args;
-  AWQD_RETURN_IF_ERROR(Stage(args, row, workspace + at.staged_offset(), &product, stream));
-  if (args.activation == ActivationFunction::kNone) return row.matmul(product, stream);
-  float* const sums = reinterpret_cast<float*>(workspace + at.sums_offset());
-  product.activation = ActivationFunction::kNone;
-  product.bias = nullptr;
-  product.y = {sums, DType::kFp32, args.y.rows, args.y.cols};
-  AWQD_RETURN_IF_ERROR(row.matmul(product, stream));
-  return StepsOf(*weight.device)
-      .finish({.sums = sums,
-               .ld_sums = args.y.cols,
-               .bias = args.bias,
-               .activation = args.activation,
-               .y = args.y.data,
-               .ld_y = args.y.cols,
-               .y_dtype = args.y.dtype,
-               .rows = args.y.rows,
-               .cols = args.y.cols},
-              *weight.device, stream);
+  product.quantization = ActivationQuantization::kNone;
+  product.x_scale = args.scales;
+  if (args.activation != ActivationFunction::kNone) product.bias = nullptr;
+  return RunSteps(args, weight, row, PlanWorkspace(weight, row, args.x.rows, args.activation),
+                  {.order = weight.order(),
+                   .factor = weight.factor(),
+                   .quantization = args.quantization,
+                   .scales = args.scales},
+                  args.bias, product, row.matmul, stream);
 }
 
 // --- Blocks of a weight with an order ---
@@ -207,18 +208,40 @@ absl::Status DequantizeReordered(const DequantizeArgs& args, void* workspace, St
         &weight, {workspace, args.out.dtype, weight.shape.k, cols}, 0, args.col_begin + col};
     AWQD_RETURN_IF_ERROR(weight.plan.dequantize->dequantize(block, stream));
     AWQD_RETURN_IF_ERROR(StepsOf(*weight.device)
-                             .reorder({.in = workspace,
-                                       .order = weight.order(),
-                                       .k = weight.shape.k,
-                                       .cols = cols,
-                                       .element_bytes = size,
-                                       .row_begin = args.row_begin,
-                                       .rows = args.out.rows,
-                                       .out = static_cast<char*>(args.out.data) + col * size,
-                                       .ld_out = args.out.cols},
-                                      *weight.device, stream));
+                             .reorder_rows({.in = workspace,
+                                            .order = weight.order(),
+                                            .k = weight.shape.k,
+                                            .cols = cols,
+                                            .element_bytes = size,
+                                            .row_begin = args.row_begin,
+                                            .rows = args.out.rows,
+                                            .out = static_cast<char*>(args.out.data) + col * size,
+                                            .ld_out = args.out.cols},
+                                           *weight.device, stream));
   }
   return absl::OkStatus();
+}
+
+// --- A stack of experts ---
+
+// Whether one kernel can compute both with the same parameters.
+bool IsLike(const DeviceWeight& a, const DeviceWeight& b) {
+  return a.shape.k == b.shape.k && a.shape.n == b.shape.n && a.shape.scheme == b.shape.scheme &&
+         a.layout == b.layout;
+}
+
+// Calls fn(expert) for each expert that has rows, until it returns false. Returns whether it never
+// did.
+template <typename Fn>
+bool EveryActive(const GroupedArgs& args, Fn fn) {
+  int64_t begin = 0;
+  for (size_t i = 0; i < args.experts.size(); ++i) {
+    const size_t e = i % args.ends.size();
+    if (e == 0) begin = 0;
+    if (args.ends[e] > begin && !fn(*args.experts[i])) return false;
+    begin = args.ends[e];
+  }
+  return true;
 }
 
 }  // namespace
@@ -290,18 +313,40 @@ absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView 
   return row->dequantize(args, stream);
 }
 
+const KernelRow* GroupedRow(const GroupedArgs& args) {
+  if (args.rows() == 0) return nullptr;
+  const int64_t mean = CeilDiv(args.rows(), args.active());
+  const KernelRow* row = nullptr;
+  const bool alike = EveryActive(args, [&](const DeviceWeight& weight) {
+    const KernelRow* const own = weight.plan.Grouped(mean);
+    if (row == nullptr) row = own;
+    return own != nullptr && own == row && IsLike(weight, *args.experts.front()) &&
+           !weight.sections.Has(Part::kOrder) && !weight.sections.Has(Part::kFactor);
+  });
+  return alike && (row->inputs & MaskOf(args.x.dtype)) != 0 ? row : nullptr;
+}
+
+int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row) {
+  return PlanWorkspace(args, row).total();
+}
+
+absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream) {
+  return RunSteps(args, *args.experts.front(), row, PlanWorkspace(args, row), {}, nullptr, args,
+                  row.grouped, stream);
+}
+
 absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream) {
   if (args.count == 0 || args.row_bytes == 0) return absl::OkStatus();
-  return StepsOf(device).gather(args, device, stream);
+  return StepsOf(device).gather_rows(args, device, stream);
 }
 
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream) {
-  return args.count == 0 ? absl::OkStatus() : StepsOf(device).gate(args, device, stream);
+  return args.count == 0 ? absl::OkStatus() : StepsOf(device).multiply_by_up(args, device, stream);
 }
 
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {
   if (args.count == 0 || args.cols == 0) return absl::OkStatus();
-  return StepsOf(device).combine(args, device, stream);
+  return StepsOf(device).combine_rows(args, device, stream);
 }
 
 }  // namespace awqd

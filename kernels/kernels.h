@@ -20,19 +20,6 @@
 
 namespace awqd {
 
-struct DeviceOptions {
-  int cpu_threads = 0;       // 0: as many as the process may use
-  int64_t budget_bytes = 0;  // cap on device memory; 0: none
-  // Gives a token's result the same bits whatever its batch is: excludes the dense path, and
-  // kernels whose sums depend on the number of tokens.
-  bool batch_invariant = false;
-  // Appended to the device's id: "#2" for a device that is opened a second time.
-  std::string id_suffix;
-  // For the CPU; see CpuPlacement.
-  bool cpu_pin_threads = false;
-  bool cpu_interleave = false;
-};
-
 // Opens a device. `spec`: "cpu", "cpu:N" (one of several that share the cores), "cuda:N", or "auto"
 // (cuda:0 when a usable GPU answers, else the CPU; `why` says in one sentence which one and why).
 // INVALID_ARGUMENT for any other spelling; FAILED_PRECONDITION when the GPU is missing, its driver
@@ -66,7 +53,7 @@ int64_t HostFreeBytes();
 Op ProductOf(const MatmulArgs& args);
 
 // Bytes of workspace that a product of m tokens may need on `path`: the largest over the plan's
-// rows up to m, including stage and finish. `op`: from ProductOf.
+// rows up to m, including prologue and epilogue. `op`: from ProductOf.
 int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
                        ActivationFunction activation = ActivationFunction::kNone,
                        Op op = Op::kMatmul);
@@ -95,8 +82,6 @@ absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView 
 // The row of the plan that computes these products. Null: each expert's product is a
 // QuantizedMatmul of its own.
 const KernelRow* GroupedRow(const GroupedArgs& args);
-// The bytes to copy to the device for GroupedArgs::table.
-std::string GroupedTable(const GroupedArgs& args, const KernelRow& row);
 int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row);
 // Enqueues the products. There is at least one row.
 absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream);

@@ -44,15 +44,13 @@ absl::Status CheckPointer(absl::string_view name, const void* pointer) {
   return BadValue(absl::StrCat("kv4 ", name), "null", "memory of the device");
 }
 
-}  // namespace
-
-absl::Status ValidateKv4(const Kv4StoreArgs& args) {
+absl::Status Validate(const Kv4StoreArgs& args) {
   AWQD_RETURN_IF_ERROR(CheckShape(args.shape));
   AWQD_RETURN_IF_ERROR(CheckFloating("x", args.x_dtype));
   return CheckScaleDtype(args.scale_dtype);
 }
 
-absl::Status ValidateKv4(const Kv4LoadArgs& args) {
+absl::Status Validate(const Kv4LoadArgs& args) {
   AWQD_RETURN_IF_ERROR(CheckShape(args.shape));
   AWQD_RETURN_IF_ERROR(CheckScaleDtype(args.scale_dtype));
   AWQD_RETURN_IF_ERROR(CheckFloating("output", args.out_dtype));
@@ -62,8 +60,10 @@ absl::Status ValidateKv4(const Kv4LoadArgs& args) {
   return absl::OkStatus();
 }
 
+}  // namespace
+
 absl::Status Kv4Store(const Kv4StoreArgs& args, Device& device, StreamView stream) {
-  AWQD_RETURN_IF_ERROR(ValidateKv4(args));
+  AWQD_RETURN_IF_ERROR(Validate(args));
   if (args.shape.tokens == 0) return absl::OkStatus();
   AWQD_RETURN_IF_ERROR(CheckPointer("x", args.x));
   AWQD_RETURN_IF_ERROR(CheckPointer("codes", args.codes));
@@ -74,7 +74,7 @@ absl::Status Kv4Store(const Kv4StoreArgs& args, Device& device, StreamView strea
 }
 
 absl::Status Kv4Load(const Kv4LoadArgs& args, Device& device, StreamView stream) {
-  AWQD_RETURN_IF_ERROR(ValidateKv4(args));
+  AWQD_RETURN_IF_ERROR(Validate(args));
   if (args.shape.tokens == 0) return absl::OkStatus();
   AWQD_RETURN_IF_ERROR(CheckPointer("codes", args.codes));
   AWQD_RETURN_IF_ERROR(CheckPointer("scale", args.scale));

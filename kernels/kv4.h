@@ -71,14 +71,11 @@ struct Kv4LoadArgs {
   DType out_dtype = DType::kFp16;
 };
 
-// INVALID_ARGUMENT, naming the field: a negative number of tokens, no heads, no elements in a head,
-// a shape beyond 2^56 elements, elements or results other than FP16, BF16 and FP32, scales other
-// than FP16 and FP32, results other than FP16 in the form kFused.
-absl::Status ValidateKv4(const Kv4StoreArgs& args);
-absl::Status ValidateKv4(const Kv4LoadArgs& args);
-
-// Validates, then enqueues on `stream`; without tokens it does nothing. INVALID_ARGUMENT for a null
-// pointer as well. The stream's Synchronize returns errors of the kernel itself.
+// Enqueues on `stream`; without tokens it does nothing. INVALID_ARGUMENT, naming the field: a
+// negative number of tokens, no heads, no elements in a head, a shape beyond 2^56 elements,
+// elements or results other than FP16, BF16 and FP32, scales other than FP16 and FP32, results
+// other than FP16 in the form kFused, a null pointer. The stream's Synchronize returns errors of
+// the kernel itself.
 absl::Status Kv4Store(const Kv4StoreArgs& args, Device& device, StreamView stream);
 absl::Status Kv4Load(const Kv4LoadArgs& args, Device& device, StreamView stream);
 

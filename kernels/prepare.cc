@@ -3,7 +3,7 @@
 #include <cstring>
 #include <thread>
 
-#include "kernels/base/huge_pages.h"
+#include "kernels/base/host_memory.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"

@@ -23,8 +23,8 @@ namespace awqd {
 struct MatmulArgs {
   const DeviceWeight* weight = nullptr;
   // [M, K], FP16, BF16, FP32 or INT8, from the caller. A row of the registry gets the result of
-  // stage: ordered by stored rows, multiplied by the factor, in a type and at an alignment that the
-  // row accepts.
+  // the prologue: ordered by stored rows, multiplied by the factor, in a type and at an alignment
+  // that the row accepts.
   ConstMatrixView x;
   MatrixView y;                 // [M, N], FP16, BF16 or FP32; INT32 of INT8
   const float* bias = nullptr;  // FP32 [N], or null for none
@@ -38,10 +38,10 @@ struct MatmulArgs {
   // the registry reads x_scale instead.
   const float* scales = nullptr;
 
-  // Set by stage, for rows of the registry alone.
+  // Set for rows of the registry alone, by the prologue.
   int64_t x_stride = 0;            // elements from one row of x to the next; 0: K
   const float* x_scale = nullptr;  // FP32 [M]: factor of each row of sums; null: 1
-  bool staged = false;             // the kernel started just before writes x
+  bool from_prologue = false;      // the kernel started just before writes x
 };
 
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
@@ -54,14 +54,15 @@ struct GroupedArgs {
   MatrixView y;                                   // [stacks * rows, N]
   // FP32 [stacks * experts, N], or null for the weights' own.
   const float* bias = nullptr;
-  // FP32 [rows]: factor of the sums of each row; null: 1. Stage sets it for FP32 x.
+  // FP32 [rows]: factor of the sums of each row; null: 1. The prologue sets it for
+  // FP32 x.
   const float* x_scale = nullptr;
-  // The result of GroupedTable, in the device's memory, 256-byte aligned.
+  // The result of KernelRow::grouped_table, in the device's memory, 256-byte aligned.
   const void* table = nullptr;
   void* workspace = nullptr;  // GroupedWorkspaceBytes; 256-byte aligned
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
 
-  int64_t x_stride = 0;  // set by stage, for rows of the registry alone
+  int64_t x_stride = 0;  // set by the prologue, for rows of the registry alone
 
   int64_t stacks() const { return static_cast<int64_t>(experts.size() / ends.size()); }
   int64_t rows() const { return ends.empty() ? 0 : ends.back(); }
@@ -92,7 +93,7 @@ enum class Op : uint8_t {
 };
 
 // The form of activations that a row reads.
-enum class Staged : uint8_t {
+enum class InputForm : uint8_t {
   kAny,         // any floating type, rows of K elements
   kTensorCore,  // FP16 or BF16, rows that begin on 16 bytes, zero from K to a multiple of 8
   // INT8, rows that are zero from K to a multiple of 128, every 64 elements in the order of a
@@ -106,8 +107,8 @@ constexpr uint32_t MaskOf(CodeKind kind) { return 1u << static_cast<int>(kind); 
 inline constexpr uint32_t kIntegerZeros = MaskOf(ZeroKind::kConstant) | MaskOf(ZeroKind::kStored);
 inline constexpr uint32_t kRealZeros = MaskOf(ZeroKind::kRealBefore) | MaskOf(ZeroKind::kRealAfter);
 
-// The schemes that a row serves. Order, factor, outer scale and bias need no claim: stage, the
-// layout's Part::kOuter and finish provide them for every row.
+// The schemes that a row serves. Order, factor, outer scale and bias need no claim: the prologue,
+// the layout's Part::kOuter and the epilogue provide them for every row.
 struct Claims {
   uint32_t codes = MaskOf(CodeKind::kUnsigned);
   uint32_t bits = 0;  // bit b: accepts unsigned codes of b bits
@@ -125,24 +126,25 @@ inline constexpr Claims kEverything = {
     .zeros = kIntegerZeros | kRealZeros,
     .scales = kFloatingMask | MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0) | MaskOf(DType::kInt8),
     .column_blocks = true};
-// Descriptions of integer products: integer codes and zeros, and no scale.
+// The schemes of integer products: integer codes and zeros, and no scale.
 inline constexpr Claims kIntegers = {.bits = kEverything.bits, .scales = 0};
-// Descriptions of products of quantised activations: integer codes with any zeros and scales.
+// The schemes of products of quantised activations: integer codes with any zeros and scales.
 inline constexpr Claims kIntegerCodes = {.bits = kEverything.bits,
                                          .zeros = kEverything.zeros,
                                          .scales = kEverything.scales,
                                          .column_blocks = true};
 
 struct KernelRow {
-  // Path of the row's source beneath kernels/ without extension; also test filter and metric label.
+  // Begins with the path of the row's source beneath kernels/ without extension; also test filter
+  // and metric label.
   absl::string_view name;
   Op op;
   Path path = Path::kFused;  // matmul only
   DeviceKind device = DeviceKind::kCpu;
   Claims claims;
-  Staged staged = Staged::kAny;       // matmul only
-  DTypeMask inputs = kFloatingMask;   // dtypes of the caller's x
-  DTypeMask outputs = kFloatingMask;  // dtypes of y
+  InputForm input_form = InputForm::kAny;  // matmul only
+  DTypeMask inputs = kFloatingMask;        // dtypes of the caller's x
+  DTypeMask outputs = kFloatingMask;       // dtypes of y
   // The layout that the row reads; null: any, through Layout::unpack (the reference) or another
   // row.
   const Layout* layout = nullptr;
@@ -178,8 +180,5 @@ struct KernelRow {
 
 // The rows of all backends in this binary, in a fixed order.
 absl::Span<const KernelRow* const> AllKernels();
-
-// Returns the row with that name, or null.
-const KernelRow* FindKernel(absl::string_view name);
 
 }  // namespace awqd

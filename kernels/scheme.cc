@@ -19,16 +19,18 @@ constexpr DType kScaleTypes[] = {DType::kFp16, DType::kBf16, DType::kFp32,
 // The type's name after '+' or ':'.
 std::string Printed(DType dtype) { return absl::AsciiStrToLower(Name(dtype)); }
 
+// Codes that are no integers.
+struct NamedCode {
+  CodeKind kind;
+  int bits;
+  absl::string_view name;
+};
+constexpr NamedCode kNamedCodes[] = {
+    {CodeKind::kE2m1, 4, "e2m1"}, {CodeKind::kTable, 4, "t4"}, {CodeKind::kE4m3, 8, "e4m3"}};
+
 std::string PrintedCode(const QuantizationScheme& d) {
-  switch (d.code) {
-    case CodeKind::kE2m1:
-      return "e2m1";
-    case CodeKind::kE4m3:
-      return "e4m3";
-    case CodeKind::kTable:
-      return "t4";
-    case CodeKind::kUnsigned:
-      break;
+  for (const NamedCode& code : kNamedCodes) {
+    if (code.kind == d.code) return std::string(code.name);
   }
   return absl::StrCat("w", d.bits);
 }
@@ -42,16 +44,8 @@ std::string PrintedBlock(const QuantizationScheme& d) {
 std::string PrintedZero(const QuantizationScheme& d) {
   const std::string type =
       d.zero_dtype == DType::kFp16 ? "" : absl::StrCat(":", Printed(d.zero_dtype));
-  switch (d.zero_kind) {
-    case ZeroKind::kStored:
-      return "z";
-    case ZeroKind::kRealBefore:
-      return "r" + type;
-    case ZeroKind::kRealAfter:
-      return "o" + type;
-    case ZeroKind::kConstant:
-      break;
-  }
+  if (d.zero_kind == ZeroKind::kStored) return "z";
+  if (d.real_zeros()) return (d.zero_kind == ZeroKind::kRealBefore ? "r" : "o") + type;
   if (d.is_integer() && d.symmetric()) return "s";
   return d.zero == 0 ? "" : absl::StrCat("m", d.zero);
 }
@@ -81,13 +75,13 @@ bool ConsumeCode(absl::string_view* text, QuantizationScheme* out) {
     out->bits = static_cast<int>(bits);
     return true;
   }
-  out->code = CodeKind::kE2m1;
-  if (absl::ConsumePrefix(text, "e2m1")) return true;
-  out->code = CodeKind::kTable;
-  if (absl::ConsumePrefix(text, "t4")) return true;
-  out->code = CodeKind::kE4m3;
-  out->bits = 8;
-  return absl::ConsumePrefix(text, "e4m3");
+  for (const NamedCode& code : kNamedCodes) {
+    if (!absl::ConsumePrefix(text, code.name)) continue;
+    out->code = code.kind;
+    out->bits = code.bits;
+    return true;
+  }
+  return false;
 }
 
 bool ConsumeBlock(absl::string_view* text, QuantizationScheme* out) {
@@ -139,14 +133,13 @@ bool ConsumeOuter(absl::string_view* text, QuantizationScheme* out) {
 }
 
 absl::Status ValidateCode(const QuantizationScheme& d) {
-  switch (d.code) {
-    case CodeKind::kUnsigned:
-      return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
-    case CodeKind::kE2m1:
-    case CodeKind::kTable:
-      return d.bits == 4 ? absl::OkStatus() : BadValue("bits", d.bits, "4 for codes e2m1 and t4");
-    case CodeKind::kE4m3:
-      return d.bits == 8 ? absl::OkStatus() : BadValue("bits", d.bits, "8 for codes e4m3");
+  if (d.is_integer()) {
+    return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
+  }
+  for (const NamedCode& code : kNamedCodes) {
+    if (code.kind != d.code) continue;
+    if (d.bits == code.bits) return absl::OkStatus();
+    return BadValue("bits", d.bits, absl::StrCat(code.bits, " for codes ", code.name));
   }
   return BadValue("code", static_cast<int64_t>(d.code), "a known kind");
 }

@@ -4,7 +4,7 @@
 //
 // The scheme says nothing of activations, because their treatment belongs to the operation.
 // Nor does it say whether a weight has an order, a factor or a bias: every kernel serves those
-// (README.md, stage and finish).
+// (README.md, prologue and epilogue).
 //
 // Printed in the order of the formula (ToString):
 //

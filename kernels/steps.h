@@ -1,11 +1,11 @@
 // The steps before and after a row's product, the same for every row of a backend:
 //
-//   x --stage--> x' --product--> sums --finish--> y
+//   x --prologue--> x' --product--> sums --epilogue--> y
 //
-// Stage brings the columns of x into the order of stored rows, multiplies them by the weight's
-// factor, and converts them to the form that the row reads; for quantised activations it rounds
-// them to INT8. Finish adds the bias, applies the activation function and rounds. A step without
-// work does not run: the row then reads the caller's x, or writes y with its bias.
+// The prologue brings the columns of x into the order of stored rows, multiplies them by the
+// weight's factor, and converts them to the form that the row reads; for quantised activations it
+// rounds them to INT8. The epilogue adds the bias, applies the activation function and rounds. A
+// step without work does not run: the row then reads the caller's x, or writes y with its bias.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ struct PrologueArgs {
   ConstMatrixView x;               // [M, K], the caller's
   const int32_t* order = nullptr;  // int32 [K] or null
   const float* factor = nullptr;   // FP32 [K] by in-feature, or null
-  Staged want = Staged::kAny;
-  // With Staged::kQuantized, for x' (by stored rows, times the factor) in FP32:
+  InputForm form = InputForm::kAny;
+  // With InputForm::kQuantized, for x' (by stored rows, times the factor) in FP32:
   //   a = max |x'| / 127 of the token, or 1 where that is 0; for kStatic scales[m]
   //   q = x' / a rounded to nearest even, within [-127, 127]; for kStatic within [-128, 127]
   // A token that holds a NaN or an infinity has q = 0 and a = NaN, so that its result is NaN.
   ActivationQuantization quantization = ActivationQuantization::kNone;
   const float* scales = nullptr;  // FP32 [M], for kStatic
-  void* out = nullptr;            // Steps::staged_bytes bytes
+  void* out = nullptr;            // Steps::prologue_bytes bytes
 };
 
-// The result of stage: rows of x' in `x`, `stride` elements apart, and the factor of each row's
-// sums (FP32 [M], or null).
+// The result of the prologue: rows of x' in `x`, `stride` elements apart, and the factor of each
+// row's sums (FP32 [M], or null).
 struct PrologueResult {
   ConstMatrixView x;
   int64_t stride = 0;
@@ -73,8 +73,8 @@ struct GatherArgs {
 };
 
 // gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half`, on GPUs
-// only, the result goes there instead, as stage converts FP32 rows to FP16: each row times its own
-// power of two.
+// only, the result goes there instead, as the prologue converts FP32 rows to FP16: each row times
+// its own power of two.
 struct GateArgs {
   float* gate = nullptr;
   const float* up = nullptr;
@@ -99,16 +99,16 @@ struct CombineArgs {
 };
 
 struct Steps {
-  // Whether a row with the form `want` can read x where it is.
-  bool (*ready)(Staged want, const ConstMatrixView& x);
-  int64_t (*staged_bytes)(Staged want, int64_t m, int64_t k);
-  absl::Status (*stage)(const PrologueArgs&, PrologueResult* out, Device&, StreamView);
-  absl::Status (*finish)(const EpilogueArgs&, Device&, StreamView);
-  absl::Status (*reorder)(const ReorderArgs&, Device&, StreamView);
+  // Whether a row that reads the form `form` can read x where it is.
+  bool (*needs_no_prologue)(InputForm form, const ConstMatrixView& x);
+  int64_t (*prologue_bytes)(InputForm form, int64_t m, int64_t k);
+  absl::Status (*run_prologue)(const PrologueArgs&, PrologueResult* out, Device&, StreamView);
+  absl::Status (*run_epilogue)(const EpilogueArgs&, Device&, StreamView);
+  absl::Status (*reorder_rows)(const ReorderArgs&, Device&, StreamView);
   // Steps between the products of experts and of a gated MLP.
-  absl::Status (*gather)(const GatherArgs&, Device&, StreamView);
-  absl::Status (*gate)(const GateArgs&, Device&, StreamView);
-  absl::Status (*combine)(const CombineArgs&, Device&, StreamView);
+  absl::Status (*gather_rows)(const GatherArgs&, Device&, StreamView);
+  absl::Status (*multiply_by_up)(const GateArgs&, Device&, StreamView);
+  absl::Status (*combine_rows)(const CombineArgs&, Device&, StreamView);
 };
 
 }  // namespace awqd

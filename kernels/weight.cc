@@ -144,9 +144,15 @@ absl::string_view Name(Part part) {
 }
 
 uint64_t HostWeight::EightCodes(int64_t row, int64_t col) const {
+  const uint8_t* const from = codes.data() + row * row_bytes() + col * code_bits() / 8;
   uint64_t out = 0;
-  const int64_t bytes = CeilDiv(std::min<int64_t>(8, n - col) * code_bits(), 8);
-  std::memcpy(&out, codes.data() + row * row_bytes() + col * code_bits() / 8, bytes);
+  if (col + 8 <= n && code_bits() == 4) {  // loads of constant size
+    std::memcpy(&out, from, 4);
+  } else if (col + 8 <= n && code_bits() == 8) {
+    std::memcpy(&out, from, 8);
+  } else {
+    std::memcpy(&out, from, CeilDiv(std::min<int64_t>(8, n - col) * code_bits(), 8));
+  }
   return out;
 }
 

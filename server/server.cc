@@ -7,33 +7,33 @@
 #include <atomic>
 #include <fstream>
 #include <map>
-#include <string>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "kernels/base/idle_memory.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/parallel_for.h"
+#include "kernels/base/pause.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/file.h"
-#include "kernels/kernels.h"
-#include "server/engine/routing_engine.h"
-#include "server/idle_memory.h"
+#include "server/engine/engine.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
-#include "server/open_devices.h"
 #include "server/otlp/otlp_exporter.h"
-#include "server/pause.h"
-#include "server/repository/idle_unloader.h"
+#include "server/repository/idle_models.h"
 #include "server/repository/model_store.h"
 #include "server/repository/reconciler.h"
-#include "server/repository/startup_loads.h"
 #include "server/security/access.h"
 #include "server/services/rpc_server.h"
 #include "server/transport/drain.h"
+#include "server/transport/listening.h"
 
 namespace awqd {
 namespace {
@@ -48,6 +48,63 @@ absl::Status WritePort(const std::string& path, int port) {
   file.close();
   if (file) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--port_file: cannot write \"", path, "\""));
+}
+
+struct OpenedDevice {
+  std::unique_ptr<Device> device;
+  std::string why;      // the reason for its choice
+  bool healthy = true;  // at the last check
+};
+
+// Runs `make(i)` for each i below `count` at the same time, because a GPU takes up to a second.
+// Returns the first error in their order.
+absl::Status MakeEach(size_t count, absl::FunctionRef<absl::Status(size_t)> make) {
+  std::vector<absl::Status> made(count);
+  ParallelFor(count, [&](size_t i) { made[i] = make(i); });
+  for (const absl::Status& status : made) AWQD_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+// Opens every device of the option, in its order. Fails with the error of the first one in that
+// order that cannot be opened; INVALID_ARGUMENT when a device is listed under two spellings.
+absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
+                                                      const DeviceOpener& open_device) {
+  const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
+  std::vector<OpenedDevice> out(specs.size());
+  std::vector<DeviceOptions> device_options;
+  std::map<std::string, int> times;  // how often each device was listed
+  for (const std::string& spec : specs) {
+    const int before = times[spec]++;
+    device_options.push_back({.cpu_threads = options.cpu_threads,
+                              .budget_bytes = options.device_memory_limit,
+                              .batch_invariant = options.batch_invariant,
+                              .id_suffix = before == 0 ? "" : absl::StrCat("#", before + 1),
+                              .cpu_pin_threads = options.cpu_pin_threads,
+                              .cpu_interleave = options.cpu_interleave});
+  }
+  AWQD_RETURN_IF_ERROR(MakeEach(specs.size(), [&](size_t i) -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(out[i].device, open_device(specs[i], device_options[i], &out[i].why));
+    return absl::OkStatus();
+  }));
+  std::set<std::string> ids;
+  for (const OpenedDevice& opened : out) {
+    if (ids.insert(opened.device->info().id).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: got \"", options.device,
+                     "\", expected one spelling for each device, as in cuda:0,cuda:0"));
+  }
+  return out;
+}
+
+// An engine for each device, in their order. The devices outlive the engines.
+absl::StatusOr<std::vector<std::unique_ptr<engine::Engine>>> MakeEngines(
+    const std::vector<Device*>& devices, const engine::EngineOptions& options) {
+  std::vector<std::unique_ptr<engine::Engine>> out(devices.size());
+  AWQD_RETURN_IF_ERROR(MakeEach(devices.size(), [&](size_t i) -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(out[i], engine::MakeLocalEngine(devices[i], options));
+    return absl::OkStatus();
+  }));
+  return out;
 }
 
 // Weights on the same devices that differ in nothing kernels care about share a plan: one of each
@@ -73,7 +130,7 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
     const WeightShape& shape = weight->shape;
     const DeviceWeight& first = *weight->parts.front().weight;
     obs::LogLimited(
-        obs::LogLevel::kInfo, "plan",
+        obs::LogLevel::kDebug, "plan",
         {{"model", model.name},
          {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
          {"scheme", ToString(shape.scheme)},
@@ -85,18 +142,32 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& options) {
-  std::unique_ptr<obs::SpanExporter> exporter;
-  if (!options.otlp_endpoint.empty()) {
-    exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
-  } else if (!options.file.empty()) {
-    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::OpenSpanFile(options.file);
-    if (!file.ok()) return Prefixed("--trace_file", file.status());
-    exporter = *std::move(file);
-  } else {
-    return std::unique_ptr<obs::Tracer>();
+// Null without traces.
+absl::StatusOr<std::unique_ptr<obs::SpanExporter>> MakeExporter(const TraceOptions& options) {
+  if (!options.file.empty()) {
+    auto file = obs::OpenSpanFile(options.file);
+    return file.ok() ? std::move(file) : Prefixed("--trace_file", file.status());
   }
-  return std::make_unique<obs::Tracer>(options.sample, std::move(exporter));
+  const bool by_flag = !options.otlp_endpoint.empty();
+  const std::string endpoint = by_flag ? options.otlp_endpoint : otlp::EndpointOfEnvironment();
+  if (endpoint.empty()) return nullptr;
+  const auto otlp = otlp::ReadOtlpOptions(endpoint, AWQD_VERSION);
+  if (otlp.ok()) {
+    obs::LogEvent(obs::LogLevel::kInfo, "traces", {{"collector", obs::LogText(otlp->target)}});
+    return otlp::MakeOtlpExporter(*otlp);
+  }
+  if (by_flag) return otlp.status();
+  // An orchestrator may set the variables for programs of every kind.
+  obs::LogEvent(obs::LogLevel::kWarning, "no traces: the environment names no usable collector",
+                {{"reason", otlp.status().message()}});
+  return nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& options) {
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<obs::SpanExporter> exporter, MakeExporter(options));
+  if (exporter == nullptr) return nullptr;
+  const double sample = options.sample > 0 ? options.sample : otlp::SampleOfEnvironment();
+  return std::make_unique<obs::Tracer>(sample, std::move(exporter));
 }
 
 // The recorder of calls that the options ask for. Null when no call is logged or traced.
@@ -124,27 +195,32 @@ class ServerImpl final : public Server {
         options_.sharding,
         [](absl::string_view line) { obs::LogLimited(obs::LogLevel::kInfo, line, {}); },
         obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
-    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names,
-                          repository::ChooseModels(options_.load_models, *models_));
+    AWQD_ASSIGN_OR_RETURN(
+        std::vector<std::string> names,
+        repository::ChooseModels(options_.load_models, options_.watch.on || options_.keep_going,
+                                 *models_));
     AWQD_ASSIGN_OR_RETURN(auto engines, MakeEngines(devices, options_.engine));
     engine_ = engine::MakeRoutingEngine(std::move(engines));
+    models_->set_require_all_weights(options_.require_all_weights);
     models_->set_before_serving(
         [this](const model::Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(recorder_, MakeCallRecorder(options_));
+    AWQD_RETURN_IF_ERROR(ListenForMetrics());
     services::Options rpc = options_.rpc;
     rpc.transport.recorder = recorder_.get();
+    rpc.start_models = {names.begin(), names.end()};
     AWQD_ASSIGN_OR_RETURN(rpc_, services::RpcServer::Start(rpc, engine_.get(), models_.get()));
-    SetGate(rpc_->admission()->drain());
+    SetDrain(rpc_->admission()->drain());
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
       obs::LogEvent(obs::LogLevel::kInfo, "device",
                     {{"id", info.id}, {"name", info.name}, {"why", opened.why}});
     }
+    AWQD_RETURN_IF_ERROR(StartMetrics());
     for (const std::string& address : rpc_->addresses()) {
       obs::LogEvent(obs::LogLevel::kInfo, absl::StrCat("listening on ", address), {});
     }
-    AWQD_RETURN_IF_ERROR(StartMetrics());
     loader_ = std::thread(
         [this, names = std::move(names)] { options_.watch.on ? Watch(names) : LoadAll(names); });
     if (options_.idle_unload < absl::InfiniteDuration()) {
@@ -171,35 +247,58 @@ class ServerImpl final : public Server {
   }
 
   Unfinished unfinished() const override {
-    MutexLock lock(&gate_mu_);
-    return {gate_ == nullptr ? 0 : gate_->in_flight(), load_state_ == LoadState::kLoading};
+    MutexLock lock(&drain_mu_);
+    return {drain_ == nullptr ? 0 : drain_->in_flight(), load_state_ == LoadState::kLoading};
   }
 
  private:
-  void SetGate(const transport::Drain* gate) {
-    MutexLock lock(&gate_mu_);
-    gate_ = gate;
+  void SetDrain(const transport::Drain* drain) {
+    MutexLock lock(&drain_mu_);
+    drain_ = drain;
+  }
+
+  // Binds the addresses of metrics. Connections wait for StartMetrics: an address that is taken is
+  // an error before clients can reach the server.
+  absl::Status ListenForMetrics() {
+    const transport::Options& transport = options_.rpc.transport;
+    for (const std::string& text : options_.metrics_addresses) {
+      const auto address = transport::ParseListenAddress(text);
+      if (!address.ok()) return Prefixed("--metrics_address", address.status());
+      auto listening =
+          transport::ListenOn(*address, transport.unix_socket_mode, transport.keepalive_timeout);
+      if (!listening.ok()) return Prefixed("--metrics_address", listening.status());
+      metrics_listening_.push_back(*std::move(listening));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status StartMetrics() {
-    if (options_.metrics_address.empty()) return absl::OkStatus();
+    if (metrics_listening_.empty()) return absl::OkStatus();
     const auto snapshots = [rpc = rpc_.get()](bool plans) {
       return rpc->Snapshot(plans ? services::Plans::kIncluded : services::Plans::kLeftOut);
     };
     const auto guard = [rpc = rpc_.get()](const std::vector<std::string>& authorizations) {
-      const security::HttpCaller caller(authorizations);
-      return rpc->admission()->access().Admit("metrics", security::Need::kMetrics, caller).status();
+      return rpc->admission()
+          ->access()
+          .Admit("metrics", security::Need::kMetrics, {.authorizations = authorizations})
+          .status();
     };
     obs::GpuStatisticsOptions gpus;
     for (const Device* device : engine_->devices()) {
       gpus.pci_bus_ids.push_back(device->info().pci_bus_id);
     }
-    auto started =
-        obs::MetricsServer::Start(options_.metrics_address, snapshots, guard, std::move(gpus));
+    std::vector<UniqueFd> sockets;
+    for (transport::ListenSockets& listening : metrics_listening_) {
+      for (UniqueFd& socket : listening.sockets) sockets.push_back(std::move(socket));
+    }
+    auto started = obs::MetricsServer::Start(std::move(sockets), snapshots, guard, std::move(gpus));
     if (!started.ok()) return Prefixed("--metrics_address", started.status());
     metrics_ = *std::move(started);
-    obs::LogEvent(obs::LogLevel::kInfo, "metrics",
-                  {{"address", options_.metrics_address}, {"port", metrics_->port()}});
+    for (size_t i = 0; i < metrics_listening_.size(); ++i) {
+      obs::LogEvent(
+          obs::LogLevel::kInfo, "metrics",
+          {{"address", options_.metrics_addresses[i]}, {"port", metrics_listening_[i].port}});
+    }
     return absl::OkStatus();
   }
 
@@ -304,8 +403,9 @@ class ServerImpl final : public Server {
       obs::LogEvent(obs::LogLevel::kInfo, "calls ended", {});
     }
     if (engine_ != nullptr) engine_->Drain();
-    SetGate(nullptr);
-    metrics_ = nullptr;  // it reads the members below; until here it reports the drain
+    SetDrain(nullptr);
+    metrics_listening_.clear();  // removes socket files
+    metrics_ = nullptr;          // it reads the members below; until here it reports the drain
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
@@ -320,8 +420,9 @@ class ServerImpl final : public Server {
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
-  mutable Mutex gate_mu_;
-  const transport::Drain* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
+  mutable Mutex drain_mu_;
+  const transport::Drain* drain_ ABSL_GUARDED_BY(drain_mu_) = nullptr;  // of rpc_
+  std::vector<transport::ListenSockets> metrics_listening_;             // one for each address
   std::unique_ptr<obs::MetricsServer> metrics_;
   std::thread loader_;  // loads at start, then reconciles with --watch
   std::thread idle_;

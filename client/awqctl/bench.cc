@@ -1,4 +1,4 @@
-// awqctl bench: runs the plan, shows progress, a table, and writes what was asked for.
+// awqctl bench: runs the plan, shows progress, and prints and writes the results.
 #include "client/bench/bench.h"
 
 #include <fcntl.h>
@@ -13,11 +13,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "client/awqctl/commands.h"
-#include "client/awqctl/product.h"
-#include "client/awqctl/progress.h"
-#include "client/bench/report.h"
 #include "client/files/output_file.h"
 #include "client/remove_on_signal.h"
+#include "kernels/base/status.h"
 #include "kernels/base/text.h"
 
 namespace awqd::awqctl {
@@ -60,7 +58,8 @@ std::vector<std::string> Row(const PointResult& result) {
   return row;
 }
 
-// What not every bench has, a line each: goodput, refusals, errors, health, a late generator.
+// A line for each fact that only some benches have: goodput, refusals, errors, health, a late
+// generator.
 std::string Remarks(const bench::Plan& plan, const PointResult& result) {
   const bench::Tally& tally = result.load.tally;
   std::string text;
@@ -107,7 +106,7 @@ void PrintTable(const bench::Plan& plan, const std::vector<PointResult>& results
     table.AddRow(Row(result));
     absl::StrAppend(&remarks, Remarks(plan, result));
   }
-  console.out << table.Text() << remarks;
+  console.out << table.Text(console) << remarks;
 }
 
 void ShowProgress(const bench::LoadPoint& point, const bench::LoadProgress& now, Console& console) {
@@ -176,8 +175,8 @@ class ReportFile {
   client::RemoveOnSignal on_signal_;
 };
 
-// The first answer that was not OK when no answer was: a bench of nothing is a failed call.
-absl::Status NothingAnswered(const std::vector<PointResult>& results) {
+// A bench without an answer is a failed call. Returns the last error that the server answered with.
+absl::Status CheckAnswered(const std::vector<PointResult>& results) {
   absl::Status first = absl::DeadlineExceededError("no request was answered");
   for (const PointResult& result : results) {
     const bench::Tally& tally = result.load.tally;
@@ -192,57 +191,61 @@ absl::Status NothingAnswered(const std::vector<PointResult>& results) {
 
 }  // namespace
 
-int Bench(const Flags& flags, client::Client& client, Console& console) {
+absl::StatusOr<int> Bench(const Flags& flags, client::Client& client, Console& console) {
   bench::Plan plan = flags.bench.plan;
   if (plan.points.empty()) plan.points.push_back({.concurrency = 1});
   ReportFile json_file, svg_file;
   absl::Status opened = json_file.Open(flags.bench.json_file);
   opened.Update(svg_file.Open(flags.bench.svg));
-  if (!opened.ok()) return FileFailed(opened, console);
+  if (!opened.ok()) return FileFailed(opened);
   for (bench::WeightShare& share : plan.weights) {
-    const ProductPaths paths =
-        share.mlp ? PathsOfMlp(share.weight) : ProductPaths{share.weight, share.weight};
-    const auto target = FindTarget(flags, client, share.model, paths);
-    if (!target.ok()) return CallFailed(target.status(), flags, client, console);
-    share.k = target->k;
-    share.n = target->n;
-    share.experts = target->experts;
+    AWQD_ASSIGN_OR_RETURN(
+        const ProductTarget target,
+        FindTarget(flags, client, share.model, share.weight + (share.mlp ? ".gate_proj" : ""),
+                   share.weight + (share.mlp ? ".down_proj" : "")));
+    share.k = target.k;
+    share.n = target.n;
+    share.experts = target.experts;
   }
   if (flags.bench.shared_memory) {
-    auto prefix = SharedMemoryPrefix(flags, client);
-    if (!prefix.ok()) return CallFailed(prefix.status(), flags, client, console);
-    plan.shared_memory_prefix = *std::move(prefix);
+    AWQD_ASSIGN_OR_RETURN(plan.shared_memory_prefix, SharedMemoryPrefix(flags, client));
   }
-  absl::StatusOr<std::vector<PointResult>> results;
+  std::vector<PointResult> results;
+  absl::Status ran;
   int signal_number = 0;
   {
     const Interrupt interrupt;
-    results = bench::RunBench({flags.address, flags.security}, plan,
-                              [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
-                                if (console.terminal) ShowProgress(point, now, console);
-                                return interrupt.signal_number() == 0;
-                              });
+    const auto progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
+      if (console.terminal) ShowProgress(point, now, console);
+      return interrupt.signal_number() == 0;
+    };
+    ran = bench::RunBench({flags.address, flags.security}, plan, progress, &results);
     signal_number = interrupt.signal_number();
   }
   if (console.terminal) console.err << kClearLine << std::flush;
-  if (!results.ok()) return CallFailed(results.status(), flags, client, console);
-  const std::string json = bench::ToJson(flags.address, plan, *results);
+  if (results.empty()) return ran;
+  const std::string json = bench::ToJson(flags.address, plan, results);
   if (flags.json) {
     console.out << json;
   } else {
-    PrintTable(plan, *results, console);
+    PrintTable(plan, results, console);
   }
   // Both, whatever becomes of the first: the load is over and will not be run again.
   absl::Status written = json_file.Write(json);
-  written.Update(svg_file.Write(bench::ToSvg(Title(plan), *results)));
-  if (!written.ok()) return FileFailed(written, console);
+  written.Update(svg_file.Write(bench::ToSvg(Title(plan), results)));
+  if (!written.ok()) return FileFailed(written);
   if (signal_number != 0) {
-    console.err << "awqctl: interrupted in load point " << results->size() << " of "
+    console.err << "awqctl: interrupted in load point " << results.size() << " of "
                 << plan.points.size() << "; this is what was measured until then\n";
     return 128 + signal_number;
   }
-  const absl::Status nothing = NothingAnswered(*results);
-  return nothing.ok() ? kOk : CallFailed(nothing, flags, client, console);
+  if (!ran.ok()) {
+    return absl::Status(ran.code(),
+                        absl::StrCat(ran.message(), " in load point ", results.size(), " of ",
+                                     plan.points.size(), "; this is what was measured until then"));
+  }
+  AWQD_RETURN_IF_ERROR(CheckAnswered(results));
+  return kOk;
 }
 
 }  // namespace awqd::awqctl

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "client/awqctl/commands.h"
 #include "client/files/npy.h"
+#include "kernels/base/status.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::awqctl {
@@ -94,24 +95,22 @@ void Print(const Flags& flags, const Difference& difference, size_t elements, bo
 
 }  // namespace
 
-int Compare(const Flags& flags, Console& console) {
-  const auto actual = client::ReadNpy(flags.actual);
-  if (!actual.ok()) return FileFailed(actual.status(), console);
-  const auto expected = client::ReadNpy(flags.expected);
-  if (!expected.ok()) return FileFailed(expected.status(), console);
+absl::StatusOr<int> Compare(const Flags& flags, Console& console) {
+  AWQD_ASSIGN_OR_RETURN(const auto actual, client::ReadNpy(flags.actual));
+  AWQD_ASSIGN_OR_RETURN(const auto expected, client::ReadNpy(flags.expected));
   const bool bit_exact = flags.bit_exact;
-  if (actual->shape != expected->shape || (bit_exact && actual->type != expected->type)) {
-    console.err << "awqctl: " << flags.actual << " is " << client::Descr(actual->type) << " "
-                << client::ShapeString(actual->shape) << ", " << flags.expected << " is "
-                << client::Descr(expected->type) << " " << client::ShapeString(expected->shape)
+  if (actual.shape != expected.shape || (bit_exact && actual.type != expected.type)) {
+    console.err << "awqctl: " << flags.actual << " is " << client::Descr(actual.type) << " "
+                << client::ShapeString(actual.shape) << ", " << flags.expected << " is "
+                << client::Descr(expected.type) << " " << client::ShapeString(expected.shape)
                 << "\n";
     return kDiffers;
   }
-  const Difference difference = Measure(*actual, *expected);
+  const Difference difference = Measure(actual, expected);
   const bool same = bit_exact ? difference.different_elements == 0
                               : difference.relative <= *flags.max_relative_error;
-  const int64_t size = client::SizeOf(actual->type);
-  Print(flags, difference, actual->bytes.size() / static_cast<size_t>(size), same, console);
+  const int64_t size = client::SizeOf(actual.type);
+  Print(flags, difference, actual.bytes.size() / static_cast<size_t>(size), same, console);
   if (same) return kOk;
   console.err << "awqctl: " << flags.actual << " differs from " << flags.expected << "\n";
   return kDiffers;

@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/awqctl/commands.h"
-#include "client/awqctl/progress.h"
 #include "client/files/tensor_file.h"
+#include "kernels/base/status.h"
 #include "kernels/base/text.h"
 #include "nlohmann/json.hpp"
 
@@ -35,8 +35,7 @@ absl::Status Store(const Flags& flags, client::DequantizeBlock block, Download& 
   }
   download.file_error = download.writer->Append(block.values.bytes);
   download.bytes += static_cast<int64_t>(block.values.bytes.size());
-  progress.Update(download.bytes,
-                  block.total_rows * block.total_columns * client::SizeOf(download.dtype));
+  progress(download.bytes, block.total_rows * block.total_columns * client::SizeOf(download.dtype));
   return download.file_error;
 }
 
@@ -44,31 +43,27 @@ absl::Status Store(const Flags& flags, client::DequantizeBlock block, Download& 
 absl::StatusOr<v1::Execution> DequantizeShared(const Flags& flags, client::DequantizeCall call,
                                                client::Client& client, Download& download,
                                                Progress& progress) {
-  const auto weight = FindWeight(flags, client, {flags.model, flags.weight});
-  if (!weight.ok()) return weight.status();
-  const int64_t row_end = call.row_end == 0 ? weight->k() : call.row_end;
-  const int64_t column_end = call.column_end == 0 ? weight->n() : call.column_end;
-  if (call.row_begin > row_end || row_end > weight->k() || call.column_begin > column_end ||
-      column_end > weight->n()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rows [", call.row_begin, ", ", row_end, ") and columns [", call.column_begin, ", ",
-        column_end, "): expected a part of [", weight->k(), ", ", weight->n(), "]"));
+  AWQD_ASSIGN_OR_RETURN(const auto weight,
+                        FindWeight(flags, client, {flags.model, flags.weight}, false));
+  const int64_t row_end = call.row_end == 0 ? weight.k : call.row_end;
+  const int64_t column_end = call.column_end == 0 ? weight.n : call.column_end;
+  if (call.row_begin > row_end || row_end > weight.k || call.column_begin > column_end ||
+      column_end > weight.n) {
+    return Invalid("rows [", call.row_begin, ", ", row_end, ") and columns [", call.column_begin,
+                   ", ", column_end, "): expected a part of [", weight.k, ", ", weight.n, "]");
   }
   const int64_t rows = row_end - call.row_begin;
   const int64_t columns = column_end - call.column_begin;
   const int64_t bytes = rows * columns * client::SizeOf(call.output_dtype);
-  auto memory = CreateSharedMemory(flags, client, bytes);
-  if (!memory.ok()) return memory.status();
-  call.shared_output = memory->Range(0, bytes);
-  auto result = client.Dequantize(call, Deadline(flags, absl::InfiniteDuration()));
-  if (!result.ok()) return result.status();
-  client::Tensor& output = result->output;
-  output.bytes.assign(memory->data(), static_cast<size_t>(bytes));
-  if (absl::Status status = output.Check(); !status.ok()) return status;
-  const absl::Status stored =
-      Store(flags, {0, std::move(output), rows, columns}, download, progress);
-  if (!stored.ok()) return stored;
-  return result->execution;
+  AWQD_ASSIGN_OR_RETURN(auto memory, CreateSharedMemory(flags, client, bytes));
+  call.shared_output = memory.Range(0, bytes);
+  AWQD_ASSIGN_OR_RETURN(auto result,
+                        client.Dequantize(call, Deadline(flags, absl::InfiniteDuration())));
+  client::Tensor& output = result.output;
+  output.bytes.assign(memory.data(), static_cast<size_t>(bytes));
+  AWQD_RETURN_IF_ERROR(output.Check());
+  AWQD_RETURN_IF_ERROR(Store(flags, {0, std::move(output), rows, columns}, download, progress));
+  return result.execution;
 }
 
 void Print(const Flags& flags, const Download& download, const v1::Execution& execution,
@@ -94,11 +89,11 @@ void Print(const Flags& flags, const Download& download, const v1::Execution& ex
 
 }  // namespace
 
-int Dequantize(const Flags& flags, client::Client& client, Console& console) {
+absl::StatusOr<int> Dequantize(const Flags& flags, client::Client& client, Console& console) {
   const client::DType dtype = flags.dtype == v1::DTYPE_UNSPECIFIED ? v1::FP16 : flags.dtype;
-  // Before anything is asked of the server.
+  // Before the server is called.
   const auto format = client::TensorFileFormatOf(flags.output, dtype);
-  if (!format.ok()) return BadArguments(format.status(), console);
+  if (!format.ok()) return BadArguments(format.status());
 
   const client::DequantizeCall call = {.weight = client::WeightName{flags.model, flags.weight},
                                        .output_dtype = dtype,
@@ -118,11 +113,9 @@ int Dequantize(const Flags& flags, client::Client& client, Console& console) {
                                     : client.DequantizeBlocks(
                                           call, store, Deadline(flags, absl::InfiniteDuration()));
   }
-  if (!download.file_error.ok()) return FileFailed(download.file_error, console);
-  if (!execution.ok()) return CallFailed(execution.status(), flags, client, console);
-  if (absl::Status status = download.writer->Commit(); !status.ok()) {
-    return FileFailed(status, console);
-  }
+  if (!download.file_error.ok()) return FileFailed(download.file_error);
+  if (!execution.ok()) return execution.status();
+  AWQD_RETURN_IF_ERROR(FileFailed(download.writer->Commit()));
   Print(flags, download, *execution, absl::Now() - start, console);
   return kOk;
 }

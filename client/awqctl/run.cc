@@ -1,92 +1,110 @@
-// awqctl from arguments to exit code, and what its subcommands share.
+// awqctl from arguments to exit code, and functions that its subcommands share.
+#include <exception>
+#include <memory>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "client/awqctl/commands.h"
 #include "google/protobuf/util/json_util.h"
+#include "kernels/base/status.h"
 #include "kernels/base/text.h"
+#include "kernels/scheme.h"
 
 namespace awqd::awqctl {
 namespace {
 
-int Run(const Flags& flags, Console& console) {
-  // First: whatever address the environment names, no server is asked.
-  if (flags.local_command != nullptr) return flags.local_command(flags, console);
-  absl::StatusOr<std::unique_ptr<client::Client>> client =
-      client::Client::Create({.address = flags.address,
-                              .max_reconnect_delay = absl::Milliseconds(250),
-                              .security = flags.security});
-  if (!client.ok()) return BadArguments(client.status(), console);
-  return flags.command(flags, **client, console);
+// The payload of a status that has an exit code of its own.
+constexpr char kExitCode[] = "awqctl/exit_code";
+
+absl::Status WithExitCode(absl::Status status, int code) {
+  status.SetPayload(kExitCode, absl::Cord(absl::StrCat(code)));
+  return status;
 }
 
-}  // namespace
-
-int RunAwqctl(const std::vector<std::string>& args, Console& console) {
-  int exit_code = kOk;
-  const std::optional<Flags> flags = ParseFlags(args, console.out, console.err, exit_code);
-  if (!flags.has_value()) return exit_code;
-  exit_code = Run(*flags, console);
-  console.out.flush();
-  if (exit_code == kOk && !console.out.good()) {
-    return FileFailed(absl::DataLossError("cannot write to standard output"), console);
+// Prints why a command failed. `client` is null where it calls no server. Returns the exit code.
+int PrintError(const absl::Status& status, const Flags& flags, const client::Client* client,
+               Console& console) {
+  int exit_code = client == nullptr ? kFileFailed : kCallFailed;
+  console.err << "awqctl: ";
+  if (const auto own = status.GetPayload(kExitCode)) {
+    exit_code = *own == absl::StrCat(kBadArguments) ? kBadArguments : kFileFailed;
+  } else if (client != nullptr) {
+    if ((absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) && !client->connected()) {
+      console.err << "cannot reach " << flags.address << ": ";
+      exit_code = kCannotConnect;
+    }
+    console.err << absl::StatusCodeToString(status.code()) << ": ";
   }
+  console.err << OneLine(status.message()) << "\n";
   return exit_code;
 }
 
-int CallFailed(const absl::Status& status, const Flags& flags, const client::Client& client,
-               Console& console) {
-  const bool unreached =
-      (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) && !client.connected();
-  console.err << "awqctl: ";
-  if (unreached) console.err << "cannot reach " << flags.address << ": ";
-  console.err << absl::StatusCodeToString(status.code()) << ": " << OneLine(status.message())
-              << "\n";
-  return unreached ? kCannotConnect : kCallFailed;
-}
-
-int FileFailed(const absl::Status& status, Console& console) {
-  console.err << "awqctl: " << OneLine(status.message()) << "\n";
-  return kFileFailed;
-}
-
-int BadArguments(const absl::Status& status, Console& console) {
-  console.err << "awqctl: " << OneLine(status.message()) << "\n";
-  return kBadArguments;
-}
-
-client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise) {
-  return {.timeout = flags.timeout.value_or(otherwise)};
-}
-
-absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client,
-                                          const client::WeightName& wanted) {
-  const auto model = client.GetModel(wanted.model, Deadline(flags, absl::Seconds(60)));
-  if (!model.ok()) return model.status();
-  for (const v1::WeightInfo& weight : model->weights()) {
-    if (weight.path() == wanted.name) return weight;
+int Run(const Flags& flags, Console& console) {
+  std::unique_ptr<client::Client> client;
+  const auto run = [&]() -> absl::StatusOr<int> {
+    // First: whatever address the environment names, no server is called.
+    if (const auto* const local = std::get_if<LocalCommand*>(&flags.command)) {
+      return (*local)(flags, console);
+    }
+    auto made = client::Client::Create({.address = flags.address,
+                                        .max_reconnect_delay = absl::Milliseconds(250),
+                                        .security = flags.security});
+    if (!made.ok()) return BadArguments(made.status());
+    client = *std::move(made);
+    return std::get<Command*>(flags.command)(flags, *client, console);
+  };
+  absl::StatusOr<int> exit_code;
+  try {
+    exit_code = run();
+  } catch (const std::exception& error) {
+    // Memory that a file or an answer asked for and the machine does not have.
+    exit_code = absl::ResourceExhaustedError(error.what());
   }
-  return absl::NotFoundError(absl::StrCat("model '", wanted.model, "' has no weight '", wanted.name,
-                                          "'; 'awqctl models ", wanted.model, "' lists them"));
+  return exit_code.ok() ? *exit_code : PrintError(exit_code.status(), flags, client.get(), console);
 }
 
-absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client) {
-  const auto info = client.GetServerInfo(Deadline(flags, absl::Seconds(60)));
-  if (!info.ok()) return info.status();
-  if (!info->limits().shared_memory_prefix().empty()) return info->limits().shared_memory_prefix();
-  return absl::FailedPreconditionError(
-      "shared memory: the server accepts none, because it runs without --shared_memory_prefix");
+std::string Codes(const QuantizationScheme& scheme) {
+  switch (scheme.code) {
+    case CodeKind::kE2m1:
+      return "4-bit floats (E2M1)";
+    case CodeKind::kE4m3:
+      return "8-bit floats (E4M3)";
+    case CodeKind::kTable:
+      return "4-bit indices into a table of 16 values";
+    case CodeKind::kUnsigned:
+      break;
+  }
+  return absl::StrCat(scheme.bits, "-bit codes");
 }
 
-absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
-                                                        int64_t bytes) {
-  const auto prefix = SharedMemoryPrefix(flags, client);
-  if (!prefix.ok()) return prefix.status();
-  return client::SharedMemory::Create(*prefix, bytes);
+// The weights [K, N] that share a scale.
+std::string Block(const QuantizationScheme& scheme) {
+  if (scheme.block_cols == 1 && scheme.block_rows == 0) return "each column";
+  if (scheme.block_cols == 1) return absl::StrCat("each ", scheme.block_rows, " rows of a column");
+  if (scheme.block_cols == 0 && scheme.block_rows == 0) return "all";
+  return absl::StrCat("each block of ", scheme.block_rows, " x ", scheme.block_cols, " (0: all)");
 }
 
-namespace {
+// "4-bit codes, a scale (FP16) for each 128 rows of a column, stored zero points"
+std::string Explained(const QuantizationScheme& scheme) {
+  std::string out = Codes(scheme);
+  if (scheme.scale_dtype) {
+    absl::StrAppend(&out, ", a scale (", Name(*scheme.scale_dtype), ") for ", Block(scheme));
+  }
+  if (scheme.zero_kind == ZeroKind::kStored) absl::StrAppend(&out, ", stored zero points");
+  if (scheme.real_zeros()) {
+    absl::StrAppend(&out, ", real zeros (", Name(scheme.zero_dtype), ") ",
+                    scheme.zero_kind == ZeroKind::kRealBefore ? "before" : "after", " the scale");
+  } else if (scheme.zero_kind == ZeroKind::kConstant && scheme.is_integer()) {
+    absl::StrAppend(&out, ", zero point ", scheme.zero);
+  }
+  if (scheme.outer == OuterKind::kColumn) out += ", a second scale for each column";
+  if (scheme.outer == OuterKind::kOne) out += ", a second scale for all";
+  return out;
+}
 
 // Fields with their default values too. Protocol Buffers 26 gave the option another name.
 template <typename Options>
@@ -100,6 +118,59 @@ void PrintAllFields(Options& options) {
 
 }  // namespace
 
+int RunAwqctl(const std::vector<std::string>& args, Console& console) {
+  int exit_code = kOk;
+  const std::optional<Flags> flags = ParseFlags(args, console.out, console.err, exit_code);
+  if (flags.has_value()) exit_code = Run(*flags, console);
+  console.out.flush();
+  if (exit_code != kOk || console.out.good()) return exit_code;
+  console.err << "awqctl: cannot write to standard output\n";
+  return kFileFailed;
+}
+
+absl::Status FileFailed(absl::Status status) {
+  return WithExitCode(std::move(status), kFileFailed);
+}
+
+absl::Status BadArguments(absl::Status status) {
+  return WithExitCode(std::move(status), kBadArguments);
+}
+
+client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise) {
+  return {.timeout = flags.timeout.value_or(otherwise)};
+}
+
+absl::StatusOr<ProductTarget> FindWeight(const Flags& flags, client::Client& client,
+                                         const client::WeightName& wanted, bool stack) {
+  AWQD_ASSIGN_OR_RETURN(const v1::GetModelResponse model,
+                        client.GetModel(wanted.model, Deadline(flags)));
+  for (const v1::WeightInfo& weight : model.weights()) {
+    if (!stack && weight.path() == wanted.name) return ProductTarget{weight.k(), weight.n()};
+  }
+  for (const v1::StackInfo& one : model.stacks()) {
+    if (!stack || one.path() != wanted.name) continue;
+    if (!one.refused().empty()) return absl::FailedPreconditionError(one.refused());
+    return ProductTarget{one.k(), one.n(), one.experts()};
+  }
+  return absl::NotFoundError(absl::StrCat("model '", wanted.model, "' has no ",
+                                          stack ? "stack '" : "weight '", wanted.name,
+                                          "'; 'awqctl models ", wanted.model, "' lists them"));
+}
+
+absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client) {
+  AWQD_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info,
+                        client.GetServerInfo(Deadline(flags)));
+  if (!info.limits().shared_memory_prefix().empty()) return info.limits().shared_memory_prefix();
+  return absl::FailedPreconditionError(
+      "shared memory: the server accepts none, because it runs without --shared_memory_prefix");
+}
+
+absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
+                                                        int64_t bytes) {
+  AWQD_ASSIGN_OR_RETURN(const std::string prefix, SharedMemoryPrefix(flags, client));
+  return client::SharedMemory::Create(prefix, bytes);
+}
+
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
@@ -109,6 +180,15 @@ std::string ToJson(const google::protobuf::Message& message) {
   // Fails only for Any and well-known types, of which the API has none.
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
   return status.ok() ? json : "{}\n";
+}
+
+std::string SchemeLines(const std::set<std::string>& schemes) {
+  std::string lines;
+  for (const std::string& text : schemes) {
+    const absl::StatusOr<QuantizationScheme> scheme = ParseScheme(text);
+    if (scheme.ok()) absl::StrAppend(&lines, text, ": ", Explained(*scheme), "\n");
+  }
+  return lines;
 }
 
 std::string PathName(v1::Path path) { return absl::AsciiStrToLower(v1::Path_Name(path)); }

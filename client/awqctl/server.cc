@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,12 +15,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "client/awqctl/commands.h"
+#include "kernels/base/status.h"
 #include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
 
-constexpr absl::Duration kCallTimeout = absl::Seconds(60);
 constexpr absl::Duration kHealthTimeout = absl::Seconds(5);
 
 // "1-255", "256-"
@@ -96,7 +97,7 @@ std::pair<const v1::StackInfo*, int> StackOf(const std::string& path, const Stac
   return {nullptr, 0};
 }
 
-// What the checkpoint says of activations.
+// The quantisation of activations that the checkpoint declares.
 std::string Declared(const v1::WeightInfo& weight) {
   if (weight.activations() == v1::INT8_PER_TOKEN) return " (declared: per_token)";
   if (weight.activations() != v1::INT8_STATIC) return "";
@@ -117,11 +118,29 @@ std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
   return out;
 }
 
+// "factor bias", as the files' report has it.
+std::string WithParts(const v1::WeightInfo& weight) {
+  if (!weight.has_factor()) return weight.has_bias() ? "bias" : "";
+  return weight.has_bias() ? "factor bias" : "factor";
+}
+
+// The plans of a table's weights, in the order of their numbers, which begin with 1.
+using Plans = std::vector<std::vector<std::string>>;
+
+// The number of `lines` among the plans; adds them where they are new. "-" without lines.
+std::string PlanNumber(std::vector<std::string> lines, Plans& plans) {
+  if (lines.empty()) return "-";
+  const auto at = absl::c_find(plans, lines);
+  const auto index = at - plans.begin();
+  if (at == plans.end()) plans.push_back(std::move(lines));
+  return absl::StrCat(index + 1);
+}
+
 // A line for each weight that is no expert of a usable stack, and one for each usable stack, of
-// which expert 0 tells the layout, the place and the kernels.
-Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks) {
+// which expert 0 tells the layout, the place and the kernels. Lines of equal layers are folded.
+Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks, Plans& plans) {
   std::vector<std::string> header = {"WEIGHT", "K",      "N",    "SCHEME", "LAYOUT",
-                                     "MEMORY", "DEVICE", "BIAS", "KERNELS"};
+                                     "MEMORY", "DEVICE", "WITH", "KERNELS"};
   if (!stacks.empty()) header.insert(header.begin() + 1, "EXPERTS");
   Table table(header);
   for (const v1::WeightInfo& weight : model.weights()) {
@@ -134,14 +153,24 @@ Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks) {
                                     weight.layout(),
                                     FormatBytes(stack != nullptr ? stack->bytes() : weight.bytes()),
                                     Where(weight),
-                                    weight.has_bias() ? "yes" : "no",
-                                    absl::StrJoin(PlanLines(weight), "; ")};
+                                    WithParts(weight),
+                                    PlanNumber(PlanLines(weight), plans)};
     if (!stacks.empty()) {
       row.insert(row.begin() + 1, stack != nullptr ? absl::StrCat(stack->experts()) : "-");
     }
     table.AddRow(std::move(row));
   }
+  table.Fold();
   return table;
+}
+
+// "not served:" and a line for each quantised weight that is not; empty where there is none.
+std::string UnservedLines(const google::protobuf::RepeatedPtrField<v1::UnservedWeight>& unserved) {
+  if (unserved.empty()) return "";
+  return absl::StrCat("\nquantised weights that are not served:\n",
+                      absl::StrJoin(unserved, "", [](std::string* out, const auto& weight) {
+                        absl::StrAppend(out, OneLine(weight.reason()), "\n");
+                      }));
 }
 
 // "4096 x 4096, sm90a/qmatmul_a16: 64: 64x192 on 132 blocks": weights of one shape are cut alike.
@@ -159,13 +188,27 @@ std::set<std::string> TileLines(const v1::GetModelResponse& model) {
 
 void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   const v1::ModelSummary& summary = model.model();
-  console.out << OneLine(summary.name()) << ": " << StateName(summary) << ", version "
-              << summary.version() << ", " << OneLine(model.quant_method()) << ", "
-              << model.weights_size() << " weights, "
-              << (model.stacks_size() > 0 ? absl::StrCat(model.stacks_size(), " stacks, ") : "")
-              << FormatBytes(summary.device_bytes()) << ", " << model.ignored_tensors()
-              << " other tensors ignored\n\n"
-              << WeightTable(model, UsableStacks(model)).Text();
+  Plans plans;
+  const Table table = WeightTable(model, UsableStacks(model), plans);
+  std::set<std::string> schemes;
+  for (const v1::WeightInfo& weight : model.weights()) schemes.insert(weight.scheme());
+  console.out << Wrapped(
+                     absl::StrCat(OneLine(summary.name()), ": ", StateName(summary), ", version ",
+                                  summary.version(), ", ", OneLine(model.quant_method()), ", ",
+                                  model.weights_size(), " weights, ",
+                                  model.stacks_size() > 0
+                                      ? absl::StrCat(model.stacks_size(), " stacks, ")
+                                      : "",
+                                  FormatBytes(summary.device_bytes()), ", ",
+                                  model.ignored_tensors(), " other tensors ignored"),
+                     console)
+              << "\n\n"
+              << table.Text(console) << "\n"
+              << Wrapped(SchemeLines(schemes), console);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    console.out << "kernels " << i + 1 << ":\n";
+    for (const std::string& line : plans[i]) console.out << "  " << OneLine(line) << "\n";
+  }
   std::vector<std::string> refused;
   for (const v1::StackInfo& stack : model.stacks()) {
     if (!stack.refused().empty()) refused.push_back(OneLine(stack.refused()) + "\n");
@@ -173,6 +216,7 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   if (!refused.empty()) {
     console.out << "\nstacks that cannot be used:\n" << absl::StrJoin(refused, "");
   }
+  console.out << UnservedLines(model.unserved());
   const std::set<std::string> tiles = TileLines(model);
   if (!tiles.empty()) console.out << "\ntiles of tokens x columns:\n" << absl::StrJoin(tiles, "");
 }
@@ -186,82 +230,82 @@ std::string Threshold(int64_t tokens) {
 
 }  // namespace
 
-int Status(const Flags& flags, client::Client& client, Console& console) {
-  const client::CallOptions deadline = Deadline(flags, kCallTimeout);
-  const auto info = client.GetServerInfo(deadline);
-  if (!info.ok()) return CallFailed(info.status(), flags, client, console);
+absl::StatusOr<int> Status(const Flags& flags, client::Client& client, Console& console) {
+  const client::CallOptions deadline = Deadline(flags);
+  AWQD_ASSIGN_OR_RETURN(const auto info, client.GetServerInfo(deadline));
   if (flags.json) {
-    console.out << ToJson(*info);
+    console.out << ToJson(info);
     return kOk;
   }
-  const auto models = client.ListModels(deadline);
-  if (!models.ok()) return CallFailed(models.status(), flags, client, console);
-  const v1::Limits& limits = info->limits();
-  const std::string shard = absl::StrCat("shard: ", OneLine(info->shard()), "\n");
-  console.out << "awqd " << OneLine(info->version()) << " at " << flags.address << ", up "
-              << absl::FormatDuration(absl::Seconds(info->uptime_s())) << ", reads "
-              << OneLine(absl::StrJoin(info->formats(), ", ")) << "\n\n"
-              << DeviceTable(*info).Text() << (info->devices_size() > 1 ? shard : "") << "\n"
-              << "limits: receive " << FormatBytes(limits.max_receive_bytes()) << ", send "
-              << FormatBytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
-              << ", batch " << limits.max_batch_tokens() << " tokens, queue "
-              << limits.max_queued_requests() << " requests\n\n"
-              << ModelTable(*models).Text();
+  AWQD_ASSIGN_OR_RETURN(const auto models, client.ListModels(deadline));
+  const v1::Limits& limits = info.limits();
+  const std::string shard = absl::StrCat("shard: ", OneLine(info.shard()), "\n");
+  const std::string head =
+      absl::StrCat("awqd ", OneLine(info.version()), " at ", flags.address, ", up ",
+                   absl::FormatDuration(absl::Seconds(info.uptime_s())), ", reads ",
+                   OneLine(absl::StrJoin(info.formats(), ", ")));
+  const std::string bounds = absl::StrCat(
+      "limits: receive ", FormatBytes(limits.max_receive_bytes()), ", send ",
+      FormatBytes(limits.max_send_bytes()), ", ", Threshold(limits.token_threshold()), ", batch ",
+      limits.max_batch_tokens(), " tokens, queue ", limits.max_queued_requests(), " requests");
+  console.out << Wrapped(head, console) << "\n\n"
+              << DeviceTable(info).Text(console) << (info.devices_size() > 1 ? shard : "") << "\n"
+              << Wrapped(bounds, console) << "\n\n"
+              << ModelTable(models).Text(console);
   return kOk;
 }
 
-int Models(const Flags& flags, client::Client& client, Console& console) {
-  const client::CallOptions deadline = Deadline(flags, kCallTimeout);
+absl::StatusOr<int> Models(const Flags& flags, client::Client& client, Console& console) {
+  const client::CallOptions deadline = Deadline(flags);
   if (flags.model.empty()) {
-    const auto models = client.ListModels(deadline);
-    if (!models.ok()) return CallFailed(models.status(), flags, client, console);
-    console.out << (flags.json ? ToJson(*models) : ModelTable(*models).Text());
+    AWQD_ASSIGN_OR_RETURN(const auto models, client.ListModels(deadline));
+    console.out << (flags.json ? ToJson(models) : ModelTable(models).Text(console));
     return kOk;
   }
-  const auto model = client.GetModel(flags.model, deadline);
-  if (!model.ok()) return CallFailed(model.status(), flags, client, console);
+  AWQD_ASSIGN_OR_RETURN(const auto model, client.GetModel(flags.model, deadline));
   if (flags.json) {
-    console.out << ToJson(*model);
+    console.out << ToJson(model);
   } else {
-    PrintWeights(*model, console);
+    PrintWeights(model, console);
   }
   return kOk;
 }
 
-int Load(const Flags& flags, client::Client& client, Console& console) {
+absl::StatusOr<int> Load(const Flags& flags, client::Client& client, Console& console) {
   // A large checkpoint on a slow disk takes what it takes.
-  const auto loaded = client.LoadModel(flags.model, Deadline(flags, absl::InfiniteDuration()));
-  if (!loaded.ok()) return CallFailed(loaded.status(), flags, client, console);
+  AWQD_ASSIGN_OR_RETURN(const auto loaded,
+                        client.LoadModel(flags.model, Deadline(flags, absl::InfiniteDuration()),
+                                         flags.require_all_weights));
+  const v1::ModelSummary& model = loaded.model();
   if (flags.json) {
-    console.out << ToJson(*loaded);
+    console.out << ToJson(loaded);
     return kOk;
   }
-  console.out << "loaded " << OneLine(loaded->model().name()) << " version "
-              << loaded->model().version() << ": " << loaded->model().weights() << " weights, "
-              << FormatBytes(loaded->model().device_bytes()) << ", " << loaded->ignored_tensors()
-              << " other tensors ignored, " << loaded->load_ms() << " ms\n";
+  console.out << "loaded " << OneLine(model.name()) << " version " << model.version() << ": "
+              << model.weights() << " weights, " << FormatBytes(model.device_bytes()) << ", "
+              << loaded.ignored_tensors() << " other tensors ignored, " << loaded.load_ms()
+              << " ms\n"
+              << UnservedLines(loaded.unserved());
   return kOk;
 }
 
-int Unload(const Flags& flags, client::Client& client, Console& console) {
-  const absl::Status status = client.UnloadModel(flags.model, Deadline(flags, kCallTimeout));
-  if (!status.ok()) return CallFailed(status, flags, client, console);
+absl::StatusOr<int> Unload(const Flags& flags, client::Client& client, Console& console) {
+  AWQD_RETURN_IF_ERROR(client.UnloadModel(flags.model, Deadline(flags)));
   console.out << (flags.json ? "{}\n" : absl::StrCat("unloaded ", flags.model, "\n"));
   return kOk;
 }
 
-int Kernels(const Flags& flags, client::Client& client, Console& console) {
-  const auto info = client.GetServerInfo(Deadline(flags, kCallTimeout));
-  if (!info.ok()) return CallFailed(info.status(), flags, client, console);
+absl::StatusOr<int> Kernels(const Flags& flags, client::Client& client, Console& console) {
+  AWQD_ASSIGN_OR_RETURN(const auto info, client.GetServerInfo(Deadline(flags)));
   if (flags.json) {
     v1::GetServerInfoResponse only_kernels;
-    *only_kernels.mutable_kernels() = info->kernels();
+    *only_kernels.mutable_kernels() = info.kernels();
     console.out << ToJson(only_kernels);
     return kOk;
   }
   Table table({"Kernel", "Operation", "Path", "Bits", "Groups of", "Tokens", "Activations",
                "Outputs", "Layout", "Needs", "Here"});
-  for (const v1::KernelInfo& kernel : info->kernels()) {
+  for (const v1::KernelInfo& kernel : info.kernels()) {
     const bool dequantize = kernel.operation() == "dequantize";
     table.AddRow(
         {kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
@@ -272,11 +316,11 @@ int Kernels(const Flags& flags, client::Client& client, Console& console) {
          absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
          kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
   }
-  console.out << (flags.markdown ? table.Markdown() : table.Text());
+  console.out << (flags.markdown ? table.Markdown() : table.Text(console));
   return kOk;
 }
 
-int Healthcheck(const Flags& flags, client::Client& client, Console& console) {
+absl::StatusOr<int> Healthcheck(const Flags& flags, client::Client& client, Console& console) {
   const absl::Time until = absl::Now() + flags.wait;
   while (true) {
     client::CallOptions options = Deadline(flags, kHealthTimeout);
@@ -293,7 +337,7 @@ int Healthcheck(const Flags& flags, client::Client& client, Console& console) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       continue;
     }
-    if (!serving.ok()) return CallFailed(serving.status(), flags, client, console);
+    if (!serving.ok()) return serving.status();
     console.out << (flags.json ? "{\"status\": \"NOT_SERVING\"}\n" : "NOT_SERVING\n");
     console.err << "awqctl: the server is not serving\n";
     return kNotServing;

@@ -1,8 +1,10 @@
-// awqctl top: what a server does right now, from the difference of two looks at its counters.
+// awqctl top: what a server does right now, from the difference of its counters between two polls.
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -12,11 +14,32 @@
 namespace awqd::awqctl {
 namespace {
 
-constexpr absl::Duration kCallTimeout = absl::Seconds(60);
-constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
+constexpr size_t kBarColumns = 20;
+constexpr size_t kTrendColumns = 50;
+constexpr double kBusy = 0.9;  // the share from which a bar is yellow
 
-// What `share` of the values that came between two looks do not pass, between two bounds as if they
-// lay evenly; "-" when none came.
+// "[||||    ]  40 %"
+std::string Bar(double share) {
+  share = std::clamp(share, 0.0, 1.0);
+  const auto filled = static_cast<size_t>(share * kBarColumns + 0.5);
+  const std::string bar = absl::StrFormat("[%s%s] %3.0f %%", std::string(filled, '|'),
+                                          std::string(kBarColumns - filled, ' '), 100 * share);
+  return share < kBusy ? bar : absl::StrCat(kYellow, bar, kNoColour);
+}
+
+// A line for each value, as high as it is beside the largest one.
+std::string Trend(const std::deque<double>& values) {
+  constexpr const char* kHeights[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  const double most = *absl::c_max_element(values);
+  std::string out;
+  for (const double value : values) {
+    out += kHeights[most > 0 ? static_cast<size_t>(7 * std::max(0.0, value) / most + 0.5) : 0];
+  }
+  return out;
+}
+
+// The value that `share` of those that came between two polls do not pass, interpolated linearly
+// within a bucket. "-" when none came.
 std::string Quantile(const v1::Histogram& before, const v1::Histogram& now, double share) {
   int64_t total = 0;
   const auto count = [&](int i) {
@@ -57,30 +80,44 @@ std::map<std::string, Counters> ByName(
   return out;
 }
 
-// Two answers of a server, `seconds` apart.
+// Two answers of a server, `seconds` apart. Bars, colours and trends are for terminals.
 class Screen {
  public:
   Screen(const v1::GetServerInfoResponse& before, const v1::GetServerInfoResponse& now,
          double seconds)
       : before_(before), now_(now), seconds_(seconds) {}
 
-  std::string Text() const {
-    return absl::StrCat(Head(), "\n", Devices().Text(), "\n", Models().Text());
+  double CallsPerSecond() const {
+    return PerSecond(before_.counters().calls(), now_.counters().calls());
+  }
+  // `trend`: calls a second of this screen and those before.
+  std::string Text(const std::deque<double>& trend, const Console& console) const {
+    return absl::StrCat(Head(console.out_terminal),
+                        console.out_terminal ? TrendLine(trend) + Bars() : "", "\n",
+                        Devices().Text(console), "\n", Models().Text(console));
   }
 
  private:
-  std::string Rate(int64_t before, int64_t now) const {
+  double PerSecond(int64_t before, int64_t now) const {
     // A server that was restarted counts from 0.
     const int64_t more = now >= before ? now - before : now;
-    return absl::StrFormat("%.1f/s", static_cast<double>(more) / seconds_);
+    return static_cast<double>(more) / seconds_;
+  }
+  std::string Rate(int64_t before, int64_t now) const {
+    return absl::StrFormat("%.1f/s", PerSecond(before, now));
+  }
+  double Busy(const v1::DeviceCounters& was, const v1::DeviceCounters& is) const {
+    return std::max(0.0, is.compute_s() - was.compute_s()) / seconds_;
   }
 
-  std::string Head() const {
+  std::string Head(bool terminal) const {
     const v1::Counters &was = before_.counters(), &is = now_.counters();
+    const std::string failed = absl::StrCat("failed ", Rate(was.failed_calls(), is.failed_calls()));
+    const bool red = terminal && is.failed_calls() > was.failed_calls();
     return absl::StrCat("awqd ", OneLine(now_.version()), ", up ",
-                        absl::FormatDuration(absl::Seconds(now_.uptime_s())), "\ncalls ",
-                        Rate(was.calls(), is.calls()), ", failed ",
-                        Rate(was.failed_calls(), is.failed_calls()), ", median ",
+                        absl::FormatDuration(absl::Seconds(now_.uptime_s())),
+                        terminal ? " (q quits)" : "", "\ncalls ", Rate(was.calls(), is.calls()),
+                        ", ", red ? absl::StrCat(kRed, failed, kNoColour) : failed, ", median ",
                         Quantile(was.request_calls(), is.request_calls(), 0.5), ", 99 % ",
                         Quantile(was.request_calls(), is.request_calls(), 0.99), "\nin flight ",
                         FormatBytes(is.in_flight_bytes()),
@@ -90,34 +127,59 @@ class Screen {
                         ", memory of the process ", FormatBytes(is.resident_bytes()), "\n");
   }
 
+  static std::string TrendLine(const std::deque<double>& trend) {
+    return absl::StrFormat("calls/s, at most %.1f  %s\n", *absl::c_max_element(trend),
+                           Trend(trend));
+  }
+
+  // How busy each device is, and how full its memory.
+  std::string Bars() const {
+    std::string out;
+    std::map<std::string, v1::DeviceCounters> before = ByName(before_.counters().devices());
+    std::map<std::string, v1::DeviceStatus> memory = ByName(now_.devices());
+    for (const v1::DeviceCounters& is : now_.counters().devices()) {
+      const v1::DeviceStatus& status = memory[is.id()];
+      const auto total = static_cast<double>(status.memory_total_bytes());
+      const double taken = total - static_cast<double>(status.memory_free_bytes());
+      absl::StrAppend(&out, OneLine(is.id()), "  busy ", Bar(Busy(before[is.id()], is)),
+                      "  memory ", Bar(total > 0 ? taken / total : 0), "\n");
+    }
+    return out;
+  }
+
   Table Devices() const {
-    Table table({"DEVICE", "REQUESTS", "TOKENS", "TOKENS/BATCH", "QUEUE", "WAITED", "BUSY", "TAKEN",
-                 "FREE", "WEIGHTS"});
+    Table table({"DEVICE", "REQUESTS", "TOKENS", "TOKENS/BATCH", "QUEUE", "WAITED", "BUSY", "FREE",
+                 "WEIGHTS"});
     std::map<std::string, v1::DeviceCounters> before = ByName(before_.counters().devices());
     std::map<std::string, v1::DeviceStatus> memory = ByName(now_.devices());
     for (const v1::DeviceCounters& is : now_.counters().devices()) {
       const v1::DeviceCounters& was = before[is.id()];
       const v1::DeviceStatus& status = memory[is.id()];
       table.AddRow(
-          {OneLine(is.id()), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
+          {is.id(), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
            Mean(static_cast<double>(is.tokens() - was.tokens()), is.batches() - was.batches()),
            absl::StrCat(is.queued_requests()), Quantile(was.queue(), is.queue(), 0.5),
-           absl::StrFormat("%.0f %%", 100 * (is.compute_s() - was.compute_s()) / seconds_),
-           FormatBytes(status.memory_total_bytes() - status.memory_free_bytes()),
-           FormatBytes(status.memory_free_bytes()), FormatBytes(status.weights_bytes())});
+           absl::StrFormat("%.0f %%", 100 * Busy(was, is)), FormatBytes(status.memory_free_bytes()),
+           FormatBytes(status.weights_bytes())});
     }
     return table;
   }
 
   Table Models() const {
-    Table table({"MODEL", "REQUESTS", "TOKENS", "FAILED", "WEIGHTS", "LOADED"});
+    Table table({"MODEL", "REQUESTS", "TOKENS", "FAILED", "WEIGHTS", "LOADED", "NOT SERVED"});
     std::map<std::string, v1::ModelCounters> before = ByName(before_.counters().models());
     for (const v1::ModelCounters& is : now_.counters().models()) {
       const v1::ModelCounters& was = before[is.name()];
-      table.AddRow({OneLine(is.name()), Rate(was.requests(), is.requests()),
-                    Rate(was.tokens(), is.tokens()), Rate(was.failed(), is.failed()),
-                    FormatBytes(is.weights_bytes()),
-                    absl::StrFormat("%.0f %%", 100 * is.loaded_share())});
+      const int64_t missed = is.lost() + is.not_computed();
+      const int64_t missed_before = was.lost() + was.not_computed();
+      const absl::string_view colour = missed > missed_before      ? kRed
+                                       : is.unserved_weights() > 0 ? kYellow
+                                                                   : "";
+      table.AddRow({is.name(), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
+                    Rate(missed_before, missed), FormatBytes(is.weights_bytes()),
+                    absl::StrFormat("%.0f %%", 100 * is.loaded_share()),
+                    absl::StrCat(is.unserved_weights())},
+                   colour);
     }
     return table;
   }
@@ -129,23 +191,31 @@ class Screen {
 
 }  // namespace
 
-int Top(const Flags& flags, client::Client& client, Console& console) {
-  auto before = client.GetServerInfo(Deadline(flags, kCallTimeout));
+absl::StatusOr<int> Top(const Flags& flags, client::Client& client, Console& console) {
+  auto before = client.GetServerInfo(Deadline(flags));
   absl::Time then = absl::Now();
-  if (!before.ok()) return CallFailed(before.status(), flags, client, console);
+  if (!before.ok()) return before.status();
+  const Interrupt interrupt;
+  FullScreen screen(console, !flags.json);
+  std::deque<double> trend;
   for (int64_t shown = 0; flags.screens == 0 || shown < flags.screens; ++shown) {
-    absl::SleepFor(absl::Seconds(flags.interval_s));
-    auto now = client.GetServerInfo(Deadline(flags, kCallTimeout));
-    if (!now.ok()) return CallFailed(now.status(), flags, client, console);
+    if (screen.WaitForKey('q', flags.interval)) break;
+    if (interrupt.signal_number() != 0) return 128 + interrupt.signal_number();
+    auto now = client.GetServerInfo(Deadline(flags));
+    if (!now.ok()) return now.status();
     const absl::Time at = absl::Now();
+    const Screen next(*before, *now, std::max(1e-3, absl::ToDoubleSeconds(at - then)));
+    trend.push_back(next.CallsPerSecond());
+    if (trend.size() > kTrendColumns) trend.pop_front();
+    // A signal has restored the terminal.
+    if (interrupt.signal_number() != 0) return 128 + interrupt.signal_number();
     if (flags.json) {
-      console.out << ToJson(now->counters());
+      screen.Draw(ToJson(now->counters()));
     } else {
-      const std::string screen =
-          Screen(*before, *now, std::max(1e-3, absl::ToDoubleSeconds(at - then))).Text();
-      console.out << (console.terminal ? kClearScreen : shown > 0 ? "\n" : "") << screen;
+      const bool apart = shown > 0 && !console.out_terminal;
+      screen.Draw(absl::StrCat(apart ? "\n" : "", next.Text(trend, console)));
     }
-    console.out << std::flush;
+    if (!console.out.good()) break;
     before = std::move(now);
     then = at;
   }

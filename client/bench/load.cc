@@ -25,6 +25,7 @@ using Stub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 // A call that states no deadline still ends: the longest that a bench waits for an answer.
 constexpr absl::Duration kLongestCall = absl::Minutes(2);
+constexpr auto kProgressInterval = std::chrono::milliseconds(200);
 // Answers UNAVAILABLE in a row after which the server counts as gone.
 constexpr int kGone = 1000;
 
@@ -74,7 +75,7 @@ class Load {
     }
   }
 
-  absl::StatusOr<LoadResult> Run(const ProgressSink& progress) {
+  LoadResult Run(const ProgressSink& progress) {
     start_ns_ = NowNs();
     window_.from_ns = start_ns_ + absl::ToInt64Nanoseconds(plan_.warmup);
     window_.to_ns = plan_.requests > 0 ? std::numeric_limits<int64_t>::max()
@@ -93,7 +94,6 @@ class Load {
     Leave();
     std::unique_lock<std::mutex> lock(done_mutex_);
     done_.wait(lock, [this] { return in_flight_ == 0; });
-    if (gone_) return absl::UnavailableError("the server has gone away");
     return Result();
   }
 
@@ -146,22 +146,23 @@ class Load {
   void Finish(Call& call, const grpc::Status& status) {
     Answer answer = {
         call.due_ns, call.sent_ns, NowNs(), call.payload->tokens, call.payload->request_bytes, 0};
-    std::optional<ResponseFacts> facts;
+    std::optional<v1::Execution> ran;
     if (status.ok()) {
       answer.response_bytes =
           static_cast<int64_t>(call.response.Length()) + call.payload->shared_answer_bytes;
-      facts = ReadResponse(call.payload->protocol, call.response);
+      ran = ReadResponse(call.payload->protocol, call.response);
     }
     Watch(status);
     std::optional<int64_t> next_ns;
     {
       std::lock_guard<std::mutex> lock(call.shard->mutex);
-      Count(window_, plan_.deadline, answer, status, facts ? &*facts : nullptr, call.shard->tally);
+      Count(window_, plan_.deadline, answer, status, ran ? &*ran : nullptr, call.shard->tally);
       if (point_.open()) next_ns = NextOfBacklog(call);
     }
     if (!point_.open() && MayStart(answer.done_ns)) next_ns = answer.done_ns;
     if (next_ns.has_value()) Start(call, *next_ns);
     last_done_ns_ = answer.done_ns;
+    if (status.ok()) last_ok_ns_ = answer.done_ns;
     Leave();
   }
 
@@ -234,9 +235,8 @@ class Load {
       const int64_t left_ns = window_.to_ns - NowNs();
       if (left_ns <= 0) break;
       std::this_thread::sleep_for(
-          std::min(std::chrono::nanoseconds(left_ns),
-                   std::chrono::nanoseconds(std::chrono::milliseconds(progress ? 200 : 20))));
-      if (progress && !stop_ && !progress(Progress())) {
+          std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(left_ns), kProgressInterval));
+      if (!stop_ && !progress(Progress())) {
         interrupted_ = true;
         break;
       }
@@ -273,8 +273,11 @@ class Load {
                                      [this](int64_t due_ns) { return window_.Holds(due_ns); });
     }
     result.interrupted = interrupted_;
+    result.server_gone = gone_;
     const bool early = plan_.requests > 0 || interrupted_;
-    const int64_t end_ns = early ? last_done_ns_.load() : window_.to_ns;
+    const int64_t end_ns = gone_   ? last_ok_ns_.load()
+                           : early ? last_done_ns_.load()
+                                   : window_.to_ns;
     result.seconds = static_cast<double>(std::max(int64_t{1}, end_ns - window_.from_ns)) / 1e9;
     return result;
   }
@@ -289,7 +292,7 @@ class Load {
   Window window_;
   std::atomic<uint64_t> next_call_{1};
   std::atomic<int64_t> tickets_{0};
-  std::atomic<int64_t> last_done_ns_{0};
+  std::atomic<int64_t> last_done_ns_{0}, last_ok_ns_{0};
   std::atomic<int> unavailable_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> gone_{false};
@@ -301,9 +304,8 @@ class Load {
 
 }  // namespace
 
-absl::StatusOr<LoadResult> RunLoad(const Plan& plan, const LoadPoint& point,
-                                   const Payloads& payloads, const Connections& connections,
-                                   const ProgressSink& progress) {
+LoadResult RunLoad(const Plan& plan, const LoadPoint& point, const Payloads& payloads,
+                   const Connections& connections, const ProgressSink& progress) {
   return Load(plan, point, payloads, connections).Run(progress);
 }
 

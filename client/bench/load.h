@@ -50,6 +50,7 @@ struct LoadResult {
   // until its end: they were never sent, and count as neither good nor answered.
   int64_t unsent = 0;
   bool interrupted = false;  // the sink said so: the window ends with the last answer
+  bool server_gone = false;  // the window ends with the last answer with OK
 };
 
 // How far a load point is: `share` from 0 to 1, and what was counted so far.
@@ -64,7 +65,7 @@ struct LoadProgress {
 // Whether to go on.
 using ProgressSink = std::function<bool(const LoadProgress&)>;
 
-// What the calls of a load go over, and show.
+// The channels that the calls of a load use, and the credentials that they show.
 struct Connections {
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   client::Credentials credentials;
@@ -72,10 +73,9 @@ struct Connections {
 
 // Runs `point` to its end and returns when no call is in flight. The calls are asynchronous and are
 // started by gRPC's threads (closed loop) or by threads of ours that sleep until a request is due
-// (open loop). UNAVAILABLE when the server goes away. `progress` is called from this thread, a few
-// times a second; it may be null.
-absl::StatusOr<LoadResult> RunLoad(const Plan& plan, const LoadPoint& point,
-                                   const Payloads& payloads, const Connections& connections,
-                                   const ProgressSink& progress);
+// (open loop). Ends early when the server goes away. `progress` is called from this thread, a few
+// times a second.
+LoadResult RunLoad(const Plan& plan, const LoadPoint& point, const Payloads& payloads,
+                   const Connections& connections, const ProgressSink& progress);
 
 }  // namespace awqd::bench

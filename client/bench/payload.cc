@@ -11,6 +11,8 @@
 #include "client/convert.h"
 #include "client/tensor.h"
 #include "grpcpp/support/slice.h"
+#include "inference/grpc_service.pb.h"
+#include "kernels/base/status.h"
 
 namespace awqd::bench {
 namespace {
@@ -39,141 +41,77 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
   int64_t count = 0;
   if (__builtin_mul_overflow(tokens, k, &count) ||
       count > kMaxActivationBytes / client::SizeOf(dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens: ", tokens, " x ", k, " values do not fit one request"));
+    return Invalid("tokens: ", tokens, " x ", k, " values do not fit one request");
   }
   const std::vector<float> values = UniformValues(std::min(count, kDrawn), seed);
-  auto drawn = client::Tensor::FromFloats(dtype, {static_cast<int64_t>(values.size())}, values);
-  if (!drawn.ok()) return drawn.status();
+  AWQD_ASSIGN_OR_RETURN(
+      auto drawn, client::Tensor::FromFloats(dtype, {static_cast<int64_t>(values.size())}, values));
   const size_t bytes = static_cast<size_t>(count * client::SizeOf(dtype));
   client::Tensor tensor{dtype, {tokens, k}, ""};
   tensor.bytes.reserve(bytes);
   while (tensor.bytes.size() < bytes) {
-    tensor.bytes.append(drawn->bytes, 0, bytes - tensor.bytes.size());
+    tensor.bytes.append(drawn.bytes, 0, bytes - tensor.bytes.size());
   }
   return tensor;
 }
 
-// Moves the activations of `request` into shared memory, and asks for the answer there.
-template <typename Request>
-absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Request& request,
+// Moves the activations of `call` into shared memory, and asks for the answer there.
+template <typename Call>
+absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Call& call,
                                 Payload& payload) {
-  const std::string x = request.activations().raw();
+  std::string& x = call.activations.bytes;
+  const auto in = static_cast<int64_t>(x.size());
   const v1::DType dtype =
       plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
-  const auto in = static_cast<int64_t>(x.size());
-  payload.shared_answer_bytes = answer_elements * client::SizeOf(dtype);
-  auto memory =
-      client::SharedMemory::Create(plan.shared_memory_prefix, in + payload.shared_answer_bytes);
-  if (!memory.ok()) return memory.status();
-  payload.memory = *std::move(memory);
+  const int64_t out = answer_elements * client::SizeOf(dtype);
+  AWQD_ASSIGN_OR_RETURN(payload.memory,
+                        client::SharedMemory::Create(plan.shared_memory_prefix, in + out));
   x.copy(payload.memory.data(), x.size());
-  *request.mutable_activations()->mutable_shared_memory() = payload.memory.Range(0, in);
-  *request.mutable_output_shared_memory() = payload.memory.Range(in, payload.shared_answer_bytes);
+  x.clear();
+  call.shared_activations = payload.memory.Range(0, in);
+  call.shared_output = payload.memory.Range(in, out);
   payload.request_bytes = in;
+  payload.shared_answer_bytes = out;
   return absl::OkStatus();
 }
 
-void SetRequest(const google::protobuf::Message& request, Payload* out) {
+void SetRequest(const google::protobuf::Message& request, Payload& out) {
   const std::string bytes = request.SerializeAsString();
   const grpc::Slice slice(bytes);
-  out->request = grpc::ByteBuffer(&slice, 1);
-  out->request_bytes += static_cast<int64_t>(bytes.size());
+  out.request = grpc::ByteBuffer(&slice, 1);
+  out.request_bytes += static_cast<int64_t>(bytes.size());
 }
 
-// `request` has its source.
-template <typename Request>
-absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int64_t tokens,
-                               const char* method, Request request) {
-  auto activations = Activations(plan.dtype, tokens, weight.k, plan.seed);
-  if (!activations.ok()) return activations.status();
-  *request.mutable_activations() = client::ToProto(*std::move(activations));
-  request.set_output_dtype(plan.output_dtype);
-  request.set_path(plan.path);
-  request.set_priority(plan.priority);
-  Payload payload = {
-      .method = method, .weight_key = client::WeightKeyOf(request), .tokens = tokens};
+// A request of awqd.v1. `call` has its weight and its operands.
+template <typename Call>
+absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, const char* method,
+                                    Call call) {
+  const int64_t tokens = call.activations.shape[0];
+  call.output_dtype = plan.output_dtype;
+  call.path = plan.path;
+  call.priority = plan.priority;
+  Payload payload = {.method = method, .tokens = tokens};
   if (!plan.shared_memory_prefix.empty()) {
-    absl::Status status = MoveToSharedMemory(plan, tokens * weight.n, request, payload);
-    if (!status.ok()) return status;
+    AWQD_RETURN_IF_ERROR(MoveToSharedMemory(plan, tokens * weight.n, call, payload));
   }
-  SetRequest(request, &payload);
+  const auto request = client::ToRequest(std::move(call));
+  payload.weight_key = client::WeightKeyOf(request);
+  SetRequest(request, payload);
   return payload;
 }
 
-template <typename Request>
-absl::Status Route(const Plan& plan, const WeightShare& weight, int64_t tokens, Request& request) {
-  auto routing = RandomRouting(tokens, plan.top_k, weight.experts, plan.seed);
-  if (!routing.ok()) return routing.status();
-  *request.mutable_expert_ids() = client::ToProto(std::move(routing->expert_ids));
-  *request.mutable_router_weights() = client::ToProto(*std::move(routing->router_weights));
-  return absl::OkStatus();
-}
-
-template <typename Request>
-Request MakeRequest(const WeightShare& weight) {
-  Request request;
-  request.mutable_weight()->set_model(weight.model);
-  request.mutable_weight()->set_weight(weight.weight);
-  return request;
-}
-
-absl::StatusOr<Payload> InferPayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
-  auto x = Activations(plan.dtype, tokens, weight.k, plan.seed);
-  if (!x.ok()) return x.status();
-  std::optional<client::Routing> routing;
-  if (weight.experts > 0) {
-    auto drawn = RandomRouting(tokens, plan.top_k, weight.experts, plan.seed);
-    if (!drawn.ok()) return drawn.status();
-    routing = *std::move(drawn);
-  }
-  Payload payload = {.method = kModelInfer,
-                     .protocol = Protocol::kInference,
-                     .weight_key = client::WeightKey(weight.model, weight.weight),
-                     .tokens = tokens};
-  SetRequest(InferRequest(plan, weight, *std::move(x), std::move(routing)), &payload);
-  return payload;
-}
-
-absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
-  if (plan.protocol == Protocol::kInference) return InferPayload(plan, weight, tokens);
-  if (weight.mlp) {
-    v1::GatedMlpRequest request;
-    request.mutable_mlp()->set_model(weight.model);
-    request.mutable_mlp()->set_path(weight.weight);
-    request.set_activation_function(v1::SILU);
-    if (weight.experts > 0) {
-      if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
-    }
-    return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GatedMlp", request);
-  }
-  if (weight.experts > 0) {
-    auto request = MakeRequest<v1::GroupedQuantizedMatmulRequest>(weight);
-    if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
-    return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GroupedQuantizedMatmul",
-                  request);
-  }
-  return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/QuantizedMatmul",
-                MakeRequest<v1::QuantizedMatmulRequest>(weight));
-}
-
-}  // namespace
-
-std::string InferName(const WeightShare& weight) {
-  return absl::StrCat(weight.model, "/", weight.weight, weight.mlp ? ":gated_mlp" : "");
-}
-
+// The same product in the Open Inference Protocol, with tensors in raw_input_contents.
 inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& weight,
                                           client::Tensor x,
                                           std::optional<client::Routing> routing) {
   inference::ModelInferRequest out;
-  out.set_model_name(InferName(weight));
+  // "m/layer", "m/mlp:gated_mlp"
+  out.set_model_name(
+      absl::StrCat(weight.model, "/", weight.weight, weight.mlp ? ":gated_mlp" : ""));
   AddInput("x", std::move(x), &out);
   if (routing) {
     AddInput("ids", std::move(routing->expert_ids), &out);
-    if (routing->router_weights) {
-      AddInput("router_weights", *std::move(routing->router_weights), &out);
-    }
+    AddInput("router_weights", *std::move(routing->router_weights), &out);
   }
   if (plan.output_dtype != v1::DTYPE_UNSPECIFIED) {
     SetParameter("output_dtype", v1::DType_Name(plan.output_dtype), &out);
@@ -182,6 +120,41 @@ inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& w
   if (weight.mlp) SetParameter("activation_function", "SILU", &out);
   return out;
 }
+
+absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+  AWQD_ASSIGN_OR_RETURN(client::Tensor x, Activations(plan.dtype, tokens, weight.k, plan.seed));
+  std::optional<client::Routing> routing;
+  if (weight.experts > 0) {
+    AWQD_ASSIGN_OR_RETURN(routing, RandomRouting(tokens, plan.top_k, weight.experts, plan.seed));
+  }
+  if (plan.protocol == Protocol::kInference) {
+    Payload payload = {.method = "/inference.GRPCInferenceService/ModelInfer",
+                       .protocol = Protocol::kInference,
+                       .weight_key = client::WeightKey(weight.model, weight.weight),
+                       .tokens = tokens};
+    SetRequest(InferRequest(plan, weight, std::move(x), std::move(routing)), payload);
+    return payload;
+  }
+  if (weight.mlp) {
+    v1::GatedMlpRef mlp;
+    mlp.set_model(weight.model);
+    mlp.set_path(weight.weight);
+    return MakePayload(plan, weight, "/awqd.v1.QuantizedInference/GatedMlp",
+                       client::GatedMlpCall{
+                           .mlp = mlp, .activations = std::move(x), .routing = std::move(routing)});
+  }
+  const client::WeightName name = {weight.model, weight.weight};
+  if (routing) {
+    return MakePayload(
+        plan, weight, "/awqd.v1.QuantizedInference/GroupedQuantizedMatmul",
+        client::GroupedMatmulCall{
+            .stack = name, .activations = std::move(x), .routing = *std::move(routing)});
+  }
+  return MakePayload(plan, weight, "/awqd.v1.QuantizedInference/QuantizedMatmul",
+                     client::MatmulCall{.weight = name, .activations = std::move(x)});
+}
+
+}  // namespace
 
 std::vector<float> UniformValues(int64_t count, uint64_t seed) {
   std::mt19937_64 engine(seed);
@@ -195,8 +168,7 @@ std::vector<float> UniformValues(int64_t count, uint64_t seed) {
 absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int64_t experts,
                                               uint64_t seed) {
   if (top_k > experts) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k: got ", top_k, ", expected at most ",
-                                                   experts, ", the number of experts"));
+    return Invalid("top_k: got ", top_k, ", expected at most ", experts, ", the number of experts");
   }
   std::mt19937_64 random(seed);
   std::vector<int32_t> all(experts), ids;
@@ -213,10 +185,9 @@ absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int
     for (int64_t j = 0; j < top_k; ++j) weights[token * top_k + j] /= sum;
   }
   const std::vector<int64_t> shape = {tokens, top_k};
-  auto router = client::Tensor::FromFloats(v1::FP32, shape, weights);
-  if (!router.ok()) return router.status();
+  AWQD_ASSIGN_OR_RETURN(auto router, client::Tensor::FromFloats(v1::FP32, shape, weights));
   std::string bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
-  return client::Routing{{v1::INT32, shape, std::move(bytes)}, *std::move(router)};
+  return client::Routing{{v1::INT32, shape, std::move(bytes)}, std::move(router)};
 }
 
 absl::StatusOr<Payloads> Payloads::Make(const Plan& plan) {
@@ -224,14 +195,13 @@ absl::StatusOr<Payloads> Payloads::Make(const Plan& plan) {
   double sum = 0;
   for (const WeightShare& weight : plan.weights) {
     for (const TokensShare& tokens : plan.tokens) {
-      auto payload = MakePayload(plan, weight, tokens.tokens);
-      if (!payload.ok()) return payload.status();
-      made.payloads_.push_back(*std::move(payload));
+      AWQD_ASSIGN_OR_RETURN(auto payload, MakePayload(plan, weight, tokens.tokens));
+      made.payloads_.push_back(std::move(payload));
       sum += weight.share * tokens.share;
       made.until_.push_back(sum);
     }
   }
-  if (made.payloads_.empty()) return absl::InvalidArgumentError("weight: expected at least one");
+  if (made.payloads_.empty()) return Invalid("weight: expected at least one");
   for (double& until : made.until_) until /= sum;
   made.until_.back() = 1;
   return made;

@@ -12,7 +12,6 @@
 #include "client/shared_memory.h"
 #include "client/tensor.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "inference/grpc_service.pb.h"
 
 namespace awqd::bench {
 
@@ -51,15 +50,5 @@ class Payloads {
   std::vector<Payload> payloads_;
   std::vector<double> until_;  // sum of shares up to and with this one, the last is 1
 };
-
-inline constexpr char kModelInfer[] = "/inference.GRPCInferenceService/ModelInfer";
-
-// The protocol's name of the weight, the stack or the MLP: "m/layer", "m/mlp:gated_mlp".
-std::string InferName(const WeightShare& weight);
-
-// The same product that awqd.v1 would be asked for, with tensors in raw_input_contents. `routing`:
-// of experts.
-inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& weight,
-                                          client::Tensor x, std::optional<client::Routing> routing);
 
 }  // namespace awqd::bench

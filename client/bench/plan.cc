@@ -7,12 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/status.h"
 
 namespace awqd::bench {
 namespace {
 
 absl::Status Bad(absl::string_view got, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat("got '", got, "', expected ", expected));
+  return Invalid("got '", got, "', expected ", expected);
 }
 
 absl::StatusOr<std::pair<std::string, double>> ParseShare(absl::string_view text) {
@@ -60,18 +61,16 @@ std::string LoadPoint::Name() const {
 absl::StatusOr<std::vector<std::pair<std::string, double>>> ParseShares(absl::string_view text) {
   std::vector<std::pair<std::string, double>> shares;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    auto share = ParseShare(part);
-    if (!share.ok()) return share.status();
-    shares.push_back(*std::move(share));
+    AWQD_ASSIGN_OR_RETURN(auto share, ParseShare(part));
+    shares.push_back(std::move(share));
   }
   return shares;
 }
 
 absl::StatusOr<std::vector<TokensShare>> ParseTokens(absl::string_view text) {
-  const auto shares = ParseShares(text);
-  if (!shares.ok()) return shares.status();
+  AWQD_ASSIGN_OR_RETURN(const auto shares, ParseShares(text));
   std::vector<TokensShare> tokens;
-  for (const auto& [word, share] : *shares) {
+  for (const auto& [word, share] : shares) {
     int64_t count = 0;
     if (!absl::SimpleAtoi(word, &count) || count < 0 || count > int64_t{1} << 24) {
       return Bad(word, "a number of tokens from 0 to 16777216");
@@ -82,19 +81,18 @@ absl::StatusOr<std::vector<TokensShare>> ParseTokens(absl::string_view text) {
 }
 
 absl::StatusOr<WeightShare> ParseWeight(absl::string_view text) {
-  const auto share = ParseShare(text);
-  if (!share.ok()) return share.status();
-  const size_t slash = share->first.find('/');
-  if (slash == 0 || slash == std::string::npos || slash + 1 == share->first.size()) {
+  AWQD_ASSIGN_OR_RETURN(const auto share, ParseShare(text));
+  const size_t slash = share.first.find('/');
+  if (slash == 0 || slash == std::string::npos || slash + 1 == share.first.size()) {
     return Bad(text, "model/weight, for example my-model/model.layers.0.mlp.up_proj");
   }
-  return WeightShare{share->first.substr(0, slash), share->first.substr(slash + 1), share->second};
+  return WeightShare{share.first.substr(0, slash), share.first.substr(slash + 1), share.second};
 }
 
 absl::StatusOr<std::vector<double>> ParseSweep(absl::string_view text) {
   std::vector<double> values;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    if (absl::Status status = AppendSweep(part, values); !status.ok()) return status;
+    AWQD_RETURN_IF_ERROR(AppendSweep(part, values));
   }
   return values;
 }

@@ -1,4 +1,4 @@
-// What a bench does: which requests, how they arrive, how long, and the words that say so.
+// Plan: the requests of a bench, how they arrive and how long; and the parsers of its flags.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct TokensShare {
   double share = 1;
 };
 
-// Whose words requests are in.
+// The protocol of the requests.
 enum class Protocol { kAwqd, kInference };  // awqd.v1; the Open Inference Protocol
 
 struct Plan {

@@ -1,4 +1,4 @@
-// Tally: what is read of the answers to one load point, and what is counted of them.
+// Tally: reads and counts the answers to one load point. Histogram: their latencies.
 #pragma once
 
 #include <array>
@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "client/bench/histogram.h"
 #include "client/bench/plan.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
@@ -25,15 +25,35 @@ inline int64_t NowNs() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// What a bench wants to know of a serialised answer.
-struct ResponseFacts {
-  int64_t output_bytes = 0;  // of the output, and of awqd.v1 its header
-  v1::Execution execution;   // of awqd.v1
+// Latencies in buckets that are at most 1/128 of their value wide. Values are nanoseconds from 0 to
+// 2^41 (36 minutes); a value outside counts as the nearer end. Below 256 every value has its own
+// bucket; from there each power of two has 128. Not thread-safe.
+class Histogram {
+ public:
+  Histogram();
+
+  void Add(int64_t value_ns);
+  void Merge(const Histogram& other);
+
+  int64_t count() const { return count_; }
+  // 0 when empty. The largest value is exact.
+  int64_t max_ns() const { return max_; }
+  double mean_ns() const;
+  // The least bucket edge that at least `share` (0 to 1) of the values do not pass, never more than
+  // max_ns(); 0 when empty.
+  int64_t QuantileNs(double share) const;
+
+ private:
+  std::vector<int64_t> buckets_;
+  int64_t count_ = 0;
+  int64_t max_ = 0;
+  double sum_ = 0;
 };
 
-// Of a QuantizedMatmulResponse or its like, or of a ModelInferResponse. nullopt when the bytes are
-// not such a message. The tensor is skipped, not copied. `response` is left as it was.
-std::optional<ResponseFacts> ReadResponse(Protocol protocol, grpc::ByteBuffer& response);
+// Reads what ran from a QuantizedMatmulResponse or its like; a ModelInferResponse says nothing of
+// it. nullopt when the bytes are not such a message. The tensor is skipped, not copied. `response`
+// is left as it was.
+std::optional<v1::Execution> ReadResponse(Protocol protocol, grpc::ByteBuffer& response);
 
 // One answer, with what became known of it. Times are of NowNs().
 struct Answer {
@@ -47,7 +67,7 @@ struct Answer {
 
 // Not thread-safe.
 struct Tally {
-  // Of requests that were due in the window.
+  // Requests that were due in the window.
   Histogram latency;  // OK, from when it was due
   Histogram refused;  // RESOURCE_EXHAUSTED, from when it was sent
   Histogram lag;      // from due to sent, of every answer
@@ -59,7 +79,7 @@ struct Tally {
   int64_t executed = 0;                         // OK and says what ran
   double batch_tokens = 0, batch_requests = 0;  // sums over `executed`
 
-  // Of answers that came within the window, whenever they were due: what the server got done.
+  // Answers that came within the window, whenever they were due: the work that the server did.
   int64_t completed = 0;  // OK
   int64_t good = 0;       // and within the deadline
   int64_t tokens = 0;
@@ -75,8 +95,8 @@ struct Window {
   bool Holds(int64_t at_ns) const { return from_ns <= at_ns && at_ns < to_ns; }
 };
 
-// `facts` is null when the status is not OK or the response is malformed.
+// `ran` is null when the status is not OK or the response is malformed.
 void Count(const Window& window, absl::Duration deadline, const Answer& answer,
-           const grpc::Status& status, const ResponseFacts* facts, Tally& tally);
+           const grpc::Status& status, const v1::Execution* ran, Tally& tally);
 
 }  // namespace awqd::bench

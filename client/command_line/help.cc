@@ -1,21 +1,30 @@
-// Two columns, wrapped.
+// Help in two columns, wrapped; near misses by their edit distance.
 #include "client/command_line/help.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace awqd::command_line {
 namespace {
 
-constexpr size_t kTextColumn = 34;
+constexpr size_t kTextColumn = 30;
 // CLI11 moves the flags of an option group two columns to the right.
 constexpr size_t kColumns = kHelpColumns - 2;
+
+// Shorter parts of words are in too many of them, and more suggestions are no help.
+constexpr size_t kLeastPart = 3;
+constexpr size_t kMostSuggestions = 4;
 
 std::string Sentence(absl::string_view text) {
   text = text.substr(0, text.find('\n'));
@@ -59,16 +68,51 @@ void AddNames(const std::set<CLI::Option*>& others, absl::string_view relation,
   for (const std::string& name : names) facts->push_back(absl::StrCat(relation, " ", name));
 }
 
-// What the flag is without, what it takes, and which flags it goes with or against.
+// The default as people type it: CLI11 has lists in brackets.
+std::string Preset(const CLI::Option& option) {
+  const std::string preset = option.get_default_str();
+  return std::string(absl::StripSuffix(absl::StripPrefix(preset, "["), "]"));
+}
+
+// The default, the bounds, and the flags that go with or against this one.
 std::string Facts(const CLI::Option& option, const std::string& bounds) {
   std::vector<std::string> facts;
-  const std::string preset = option.get_default_str();
-  if (!preset.empty() && preset != "[]") facts.push_back(absl::StrCat("default ", preset));
+  const std::string preset = Preset(option);
+  if (!preset.empty()) facts.push_back(absl::StrCat("default ", preset));
   if (!bounds.empty()) facts.push_back(bounds);
   if (option.get_required()) facts.push_back("required");
   AddNames(option.get_needs(), "with", &facts);
   AddNames(option.get_excludes(), "not with", &facts);
   return facts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(facts, "; "), ")");
+}
+
+// The default, with its meaning where the text has a short one behind its first sentence: "0: as
+// many as there are cores." Empty for switches that are off.
+std::string Default(const CLI::Option& option, absl::string_view sentence) {
+  constexpr size_t kMaxMeaning = 60;
+  const std::string preset = Preset(option);
+  if (preset.empty() || preset == "false") return "";
+  absl::string_view meaning = option.get_description();
+  const size_t begin = meaning.find(absl::StrCat(" ", preset, ": "), sentence.size() - 1);
+  meaning.remove_prefix(std::min(begin, meaning.size()));
+  meaning = meaning.substr(0, meaning.find_first_of(".;\n"));
+  const bool known = !meaning.empty() && meaning.size() <= kMaxMeaning;
+  return absl::StrCat(" (default", known ? std::string(meaning) : " " + preset, ")");
+}
+
+// Letters to add, drop or replace to get from one word to the other.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);  // from what of `a` was read to each start of `b`
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
 }
 
 }  // namespace
@@ -113,7 +157,10 @@ std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positi
       absl::StrReplaceAll(make_option_name(option, is_positional), {{"{false}", ""}});
   if (!is_positional && !type.empty()) absl::StrAppend(&name, " ", type);
   const std::string& text = option->get_description();
-  if (detail_ == HelpDetail::kShort) return Entry(name, Sentence(text));
+  if (detail_ == HelpDetail::kShort) {
+    const std::string sentence = Sentence(text);
+    return Entry(name, absl::StrCat(sentence, Default(*option, sentence)));
+  }
   return Entry(name, absl::StrCat(text, Facts(*option, bounds)));
 }
 
@@ -133,6 +180,67 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 std::string HelpFormatter::make_footer(const CLI::App* app) const {
   const std::string text = app->get_footer();
   return text.empty() ? "" : absl::StrCat(Wrapped(text, kHelpColumns, 2), "\n");
+}
+
+std::string OneOf(const std::vector<std::string>& words) {
+  if (words.size() < 2) return absl::StrJoin(words, "");
+  return absl::StrCat(absl::StrJoin(words.begin(), words.end() - 1, ", "), " or ", words.back());
+}
+
+std::string Nearest(const std::string& word, const std::vector<std::string>& words) {
+  std::string nearest;
+  size_t least = 3;  // beyond two mistakes it is a guess
+  std::vector<std::string> beginning, containing;
+  const std::string meant = absl::AsciiStrToLower(word);
+  const absl::string_view core = absl::StripPrefix(meant, "--");
+  for (const std::string& candidate : words) {
+    const std::string lower = absl::AsciiStrToLower(candidate);
+    if (absl::StartsWith(lower, meant)) beginning.push_back(candidate);
+    const bool negation = absl::StartsWith(lower, "--no_");
+    if (absl::StrContains(lower, core) && !negation) containing.push_back(candidate);
+    const size_t distance = EditDistance(meant, lower);
+    if (distance >= least || 2 * distance >= candidate.size()) continue;
+    least = distance;
+    nearest = candidate;
+  }
+  if (!nearest.empty() || core.size() < kLeastPart) return nearest;
+  for (const std::vector<std::string>& some : {beginning, containing}) {
+    if (!some.empty() && some.size() <= kMostSuggestions) return OneOf(some);
+  }
+  return "";
+}
+
+std::vector<std::string> FlagNames(const CLI::App& app) {
+  std::vector<std::string> out;
+  const auto add = [&out](const CLI::App& level) {
+    for (const CLI::Option* option : level.get_options([](const CLI::Option*) { return true; })) {
+      for (const std::string& name : option->get_lnames()) out.push_back("--" + name);
+    }
+  };
+  for (const CLI::App* level = &app; level != nullptr; level = level->get_parent()) {
+    add(*level);
+    for (const CLI::App* group : level->get_subcommands([](const CLI::App*) { return true; })) {
+      if (group->get_name().empty()) add(*group);  // an option group, no command
+    }
+  }
+  return out;
+}
+
+std::string UnknownFlag::Message() const {
+  return meant.empty() ? absl::StrCat(flag, ": no such flag")
+                       : absl::StrCat(flag, ": did you mean ", meant, "?");
+}
+
+std::optional<UnknownFlag> FindUnknownFlag(const CLI::App& app,
+                                           const std::vector<std::string>& args) {
+  const std::vector<std::string> names = FlagNames(app);
+  for (const std::string& arg : args) {
+    if (arg == "--") break;
+    const std::string name = arg.substr(0, arg.find('='));
+    if (!absl::StartsWith(name, "--") || absl::c_linear_search(names, name)) continue;
+    return UnknownFlag{name, Nearest(name, names)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace awqd::command_line

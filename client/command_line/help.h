@@ -1,4 +1,4 @@
-// Help texts in at most 100 columns, short or whole.
+// Help: texts in at most 80 columns, short or whole, and suggestions for misspelled words.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +7,17 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/string_view.h"
+#include "client/command_line/wrap.h"
 
 namespace awqd::command_line {
 
-inline constexpr size_t kHelpColumns = 100;
+inline constexpr size_t kHelpColumns = 80;
 
-// kShort: of each flag the first sentence. kAll: its whole text, default and bounds.
+// kShort: of each flag the first sentence and the default. kAll: its whole text, default and bounds.
 enum class HelpDetail { kShort, kAll };
 
-// Of --help or -h kShort, of --help=all kAll; nothing where none of `args` asks for help.
+// --help and -h ask for kShort, --help=all for kAll. Nothing where none of `args` asks for help.
 std::optional<HelpDetail> HelpAsked(const std::vector<std::string>& args);
-
-// Every line of `text` broken at spaces into lines of at most `columns`. What is broken off starts
-// as far to the right as its line did, and `hang` more. A word that is longer stays whole.
-std::string Wrapped(absl::string_view text, size_t columns, size_t hang);
 
 // Flags in one column, what they do in the other.
 class HelpFormatter : public CLI::Formatter {
@@ -36,5 +32,28 @@ class HelpFormatter : public CLI::Formatter {
  private:
   const HelpDetail detail_;
 };
+
+// "a, b or c"
+std::string OneOf(const std::vector<std::string>& words);
+
+// The one of `words` that `word` misspells; else up to four that begin with it or contain it, as
+// OneOf prints them; empty when none is near. Upper and lower case are the same.
+std::string Nearest(const std::string& word, const std::vector<std::string>& words);
+
+// Every name of a flag that `app` takes, with its dashes; those of the application above it too.
+std::vector<std::string> FlagNames(const CLI::App& app);
+
+// A flag that is none of an application's, and what it was meant to be: see Nearest.
+struct UnknownFlag {
+  std::string flag, meant;
+
+  // "--weigth: did you mean --weight?", "--bogus: no such flag"
+  std::string Message() const;
+};
+
+// The first of `args` that looks like a long flag and is none of FlagNames(app). Words behind "--"
+// are no flags.
+std::optional<UnknownFlag> FindUnknownFlag(const CLI::App& app,
+                                           const std::vector<std::string>& args);
 
 }  // namespace awqd::command_line

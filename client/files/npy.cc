@@ -17,7 +17,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "client/half.h"
+#include "kernels/base/half.h"
+#include "kernels/base/status.h"
 
 namespace awqd::client {
 namespace {
@@ -44,8 +45,8 @@ const TypeRow& RowOf(NpyType type) { return kTypes[static_cast<size_t>(type)]; }
 
 absl::Status Bad(absl::string_view got, absl::string_view expected) {
   // A hostile header must not flood the terminal.
-  return absl::InvalidArgumentError(absl::StrCat(
-      "npy header: got '", absl::CHexEscape(got.substr(0, 80)), "', expected ", expected));
+  return Invalid("npy header: got '", absl::CHexEscape(got.substr(0, 80)), "', expected ",
+                 expected);
 }
 
 // Consumes the dictionary literal from the front of `text_`.
@@ -57,15 +58,14 @@ class DictParser {
     if (!ConsumeToken("{")) return Bad(text_, "'{'");
     for (bool comma = true; !ConsumeToken("}"); comma = ConsumeToken(",")) {
       if (!comma) return Bad(text_, "',' or '}'");
-      if (absl::Status status = ParseEntry(); !status.ok()) return status;
+      AWQD_RETURN_IF_ERROR(ParseEntry());
     }
     Space();
     if (!text_.empty()) return Bad(text_, "nothing after the dictionary");
     if (!type_ || !ordered_ || !shape_) return Bad("", "'descr', 'fortran_order' and 'shape'");
     NpyHeader header{*type_, *std::move(shape_)};
-    const absl::StatusOr<int64_t> count = ElementCount(header.shape);
-    if (!count.ok()) return count.status();
-    if (__builtin_mul_overflow(*count, SizeOf(header.type), &header.data_bytes)) {
+    AWQD_ASSIGN_OR_RETURN(const int64_t count, ElementCount(header.shape));
+    if (__builtin_mul_overflow(count, SizeOf(header.type), &header.data_bytes)) {
       return Bad(ShapeString(header.shape), "fewer than 2^63 bytes");
     }
     return header;
@@ -89,13 +89,12 @@ class DictParser {
   }
 
   absl::Status ParseEntry() {
-    const absl::StatusOr<absl::string_view> key = String();
-    if (!key.ok()) return key.status();
+    AWQD_ASSIGN_OR_RETURN(const absl::string_view key, String());
     if (!ConsumeToken(":")) return Bad(text_, "':'");
-    if (*key == "descr" && !type_) return ParseDescr();
-    if (*key == "fortran_order" && !ordered_) return ParseOrder();
-    if (*key == "shape" && !shape_) return ParseShape();
-    return Bad(*key, "'descr', 'fortran_order' and 'shape', each once");
+    if (key == "descr" && !type_) return ParseDescr();
+    if (key == "fortran_order" && !ordered_) return ParseOrder();
+    if (key == "shape" && !shape_) return ParseShape();
+    return Bad(key, "'descr', 'fortran_order' and 'shape', each once");
   }
 
   absl::Status ParseDescr() {
@@ -156,10 +155,6 @@ bool Allocate(int64_t size, std::string& bytes) try {
   return false;
 }
 
-absl::Status InFile(const absl::Status& status, const std::string& path) {
-  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
-}
-
 }  // namespace
 
 int64_t SizeOf(NpyType type) { return RowOf(type).size; }
@@ -209,19 +204,18 @@ absl::StatusOr<NpyArray> ReadNpy(const std::string& path) {
     return absl::NotFoundError(absl::StrCat(path, ": ", std::strerror(errno)));
   }
   // A FIFO or a device would block or never end.
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
+  if (!S_ISREG(info.st_mode)) return Invalid(path, ": not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::PermissionDeniedError(absl::StrCat(path, ": ", std::strerror(errno)));
   std::string start(12 + kMaxHeaderBytes, '\0');
   file.read(start.data(), static_cast<std::streamsize>(start.size()));
   start.resize(static_cast<size_t>(file.gcount()));
   absl::StatusOr<NpyHeader> header = ParseNpyHeader(start);
-  if (!header.ok()) return InFile(header.status(), path);
+  if (!header.ok()) return Prefixed(path, header.status());
   const int64_t actual = info.st_size - header->data_offset;
   if (actual != header->data_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": got ", actual, " bytes of data for ", Descr(header->type), " ",
-                     ShapeString(header->shape), ", expected ", header->data_bytes));
+    return Invalid(path, ": got ", actual, " bytes of data for ", Descr(header->type), " ",
+                   ShapeString(header->shape), ", expected ", header->data_bytes);
   }
   NpyArray array{header->type, std::move(header->shape), ""};
   if (!Allocate(actual, array.bytes)) {
@@ -267,8 +261,8 @@ std::vector<double> NpyArray::ToDoubles() const {
 absl::StatusOr<Tensor> ToTensor(NpyArray array) {
   const DType dtype = RowOf(array.type).dtype;
   if (dtype == v1::DTYPE_UNSPECIFIED) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "npy: got ", Descr(array.type), ", which no request carries; save it as float32"));
+    return Invalid("npy: got ", Descr(array.type),
+                   ", which no request carries; save it as float32");
   }
   return Tensor{dtype, std::move(array.shape), std::move(array.bytes)};
 }
@@ -277,8 +271,8 @@ absl::StatusOr<NpyType> NpyTypeOf(DType dtype) {
   for (const TypeRow& row : kTypes) {
     if (row.dtype == dtype && dtype != v1::DTYPE_UNSPECIFIED) return row.type;
   }
-  return absl::InvalidArgumentError(absl::StrCat("npy: NumPy has no type for ", Name(dtype),
-                                                 "; write .safetensors, or ask for FP32"));
+  return Invalid("npy: NumPy has no type for ", Name(dtype),
+                 "; write .safetensors, or ask for FP32");
 }
 
 }  // namespace awqd::client

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/files/npy.h"
+#include "kernels/base/status.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::client {
@@ -27,18 +28,7 @@ std::string PartialName(const std::string& path) {
   return absl::StrCat(path.substr(0, base), ".", path.substr(base), ".partial-", getpid());
 }
 
-}  // namespace
-
-absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype) {
-  if (absl::EndsWith(path, ".safetensors")) return TensorFileFormat::kSafetensors;
-  if (!absl::EndsWith(path, ".npy")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output: got '", path, "', expected a name in .npy or .safetensors"));
-  }
-  if (absl::StatusOr<NpyType> type = NpyTypeOf(dtype); !type.ok()) return type.status();
-  return TensorFileFormat::kNpy;
-}
-
+// The 8-byte length and the JSON header, padded with spaces to a multiple of 8.
 std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
                                   const std::vector<int64_t>& shape) {
   int64_t bytes = SizeOf(dtype);
@@ -56,27 +46,35 @@ std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
   return prefix + json;
 }
 
+}  // namespace
+
+absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype) {
+  if (absl::EndsWith(path, ".safetensors")) return TensorFileFormat::kSafetensors;
+  if (!absl::EndsWith(path, ".npy")) {
+    return Invalid("output: got '", path, "', expected a name in .npy or .safetensors");
+  }
+  if (absl::StatusOr<NpyType> type = NpyTypeOf(dtype); !type.ok()) return type.status();
+  return TensorFileFormat::kNpy;
+}
+
 absl::StatusOr<std::unique_ptr<TensorFileWriter>> TensorFileWriter::Create(
     const std::string& path, absl::string_view tensor_name, DType dtype,
     const std::vector<int64_t>& shape) {
-  const absl::StatusOr<TensorFileFormat> format = TensorFileFormatOf(path, dtype);
-  if (!format.ok()) return format.status();
-  const absl::StatusOr<int64_t> count = ElementCount(shape);
-  if (!count.ok()) return count.status();
+  AWQD_ASSIGN_OR_RETURN(const TensorFileFormat format, TensorFileFormatOf(path, dtype));
+  AWQD_ASSIGN_OR_RETURN(const int64_t count, ElementCount(shape));
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(*count, SizeOf(dtype), &bytes)) {
-    return absl::InvalidArgumentError("shape: got " + ShapeString(shape) + ", past 2^63 bytes");
+  if (__builtin_mul_overflow(count, SizeOf(dtype), &bytes)) {
+    return Invalid("shape: got ", ShapeString(shape), ", past 2^63 bytes");
   }
-  const std::string header = *format == TensorFileFormat::kNpy
+  const std::string header = format == TensorFileFormat::kNpy
                                  ? MakeNpyHeader(*NpyTypeOf(dtype), shape)
                                  : MakeSafetensorsHeader(tensor_name, dtype, shape);
   std::string partial = PartialName(path);
   unlink(partial.c_str());  // of a killed process that had the same id
-  auto file = OutputFile::Create(partial, path);
-  if (!file.ok()) return file.status();
+  AWQD_ASSIGN_OR_RETURN(auto file, OutputFile::Create(partial, path));
   std::unique_ptr<TensorFileWriter> writer(
-      new TensorFileWriter(path, std::move(partial), *std::move(file), bytes));
-  if (absl::Status status = writer->file_->Append(header); !status.ok()) return status;
+      new TensorFileWriter(path, std::move(partial), std::move(file), bytes));
+  AWQD_RETURN_IF_ERROR(writer->file_->Append(header));
   return writer;
 }
 
@@ -106,7 +104,7 @@ absl::Status TensorFileWriter::Commit() {
     return absl::FailedPreconditionError(
         absl::StrCat(path_, ": ", remaining_, " bytes of the tensor were not written"));
   }
-  if (absl::Status status = file_->Close(); !status.ok()) return status;
+  AWQD_RETURN_IF_ERROR(file_->Close());
   if (rename(partial_.c_str(), path_.c_str()) != 0) return FileError("replace", path_);
   file_ = nullptr;  // the file stays
   on_signal_ = RemoveOnSignal();

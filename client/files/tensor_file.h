@@ -20,10 +20,6 @@ enum class TensorFileFormat { kNpy, kSafetensors };
 // By the extension. INVALID_ARGUMENT for another one, and for BF16 as .npy.
 absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype);
 
-// The 8-byte length and the JSON header, padded with spaces to a multiple of 8.
-std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
-                                  const std::vector<int64_t>& shape);
-
 // Writes next to the target under a hidden name and renames on Commit, so that the target never
 // holds half a tensor. Without Commit the hidden file is removed, also on signals where
 // RemoveFilesOnSignals was called. Not thread-safe.

@@ -1,4 +1,5 @@
-// A quantised folder, linear by linear.
+// Reads, encodes and writes a quantised folder, linear by linear; reads it back and compares it with
+// its source.
 #include "client/tools/convert.h"
 
 #include <iterator>
@@ -7,18 +8,85 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "client/tools/diff.h"
 #include "client/tools/elements.h"
-#include "client/tools/encode/normal.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {
 
+absl::Status Differs(absl::string_view what, absl::string_view how) {
+  return absl::InternalError(absl::StrCat("verify: ", Quoted(what), ": ", how));
+}
+
+// Checks that every element of `got`, whose type is `type`, is the rounding of that of `want`. With
+// FP32 both are the same.
+absl::Status CompareRounded(const std::string& path, const Elements& got, const Elements& want,
+                            DType type, Verification* out) {
+  const int64_t step = want.Step(), k = want.k();
+  std::vector<float> left(step * k), right(step * k);
+  for (int64_t begin = 0; begin < want.n(); begin += step) {
+    const int64_t end = std::min(want.n(), begin + step), columns = end - begin;
+    AWQD_RETURN_IF_ERROR(got.Read(begin, end, left.data()));
+    AWQD_RETURN_IF_ERROR(want.Read(begin, end, right.data()));
+    for (int64_t i = 0; i < k * columns; ++i) {
+      const float rounded = RoundTo(type, right[i]);
+      if (!SameBits(left[i], rounded)) {
+        return Differs(path, absl::StrCat("element [", i / columns, ", ", begin + i % columns,
+                                          "]: got ", left[i], ", expected ", rounded));
+      }
+      out->rounded += SameBits(rounded, right[i]) ? 0 : 1;
+    }
+  }
+  out->elements += k * want.n();
+  return absl::OkStatus();
+}
+
+absl::Status CompareLinear(const Model& source, const Model& written, const std::string& path,
+                           bool dense, Verification* out) {
+  if (!dense && written.FindLinear(path) == nullptr) return Differs(path, "it was not written");
+  AWQD_ASSIGN_OR_RETURN(const Elements want, ReadElements(source, path));
+  AWQD_ASSIGN_OR_RETURN(const Elements got, ReadElements(written, path));
+  if (got.k() != want.k() || got.n() != want.n()) return Differs(path, "another shape");
+  if (DifferentBias(got.bias(), want.bias()) != 0) return Differs(path, "another bias");
+  const DType type = dense ? FloatTypeNamed(got.scheme()) : DType::kFp32;
+  AWQD_RETURN_IF_ERROR(CompareRounded(path, got, want, type, out));
+  ++out->linears;
+  out->biases += static_cast<int64_t>(want.bias().size());
+  return absl::OkStatus();
+}
+
+absl::Status CompareTensors(const Model& source, const Model& written, Verification* out) {
+  for (const auto& [name, place] : source.tensors().all()) {
+    if (source.IsPart(name)) continue;
+    const model::TensorLocation* const other = written.tensors().Find(name);
+    if (other == nullptr) return Differs(name, "it was not copied");
+    AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(*other, place));
+    if (!same) return Differs(name, "other bytes");
+    ++out->tensors;
+    out->tensor_bytes += place.info->bytes();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
+                          Verification* out) {
+  for (const std::string& name : carried.files) {
+    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(a, b));
+    if (!same) return Differs(name, "other bytes");
+    ++out->files;
+    out->file_bytes += a.size();
+  }
+  return absl::OkStatus();
+}
+
+// --- Writing ---
+
 using Json = nlohmann::ordered_json;
 
 constexpr char kReport[] = "verified.json";
-constexpr int64_t kSuffixBytes = 32;
-constexpr int64_t kMostTensors = 6;  // of an encoded linear
 
 struct FloatName {
   absl::string_view safetensors, config;
@@ -55,94 +123,35 @@ absl::Status CheckVerify(const ConvertOptions& options) {
   return BadValue("verify", absl::StrCat("format ", format), "one that can be read back");
 }
 
-// Its bias is of the type that it has in the file.
+// The type that the bias of a linear has in its file.
 std::string BiasType(const model::LinearLocation& linear) {
   const auto it = linear.tensors.find("bias");
   const bool known = it != linear.tensors.end() && IsFloatType(it->second.info->dtype);
   return known ? it->second.info->dtype : "F32";
 }
 
-// The linears of a folder as its tensors follow one another.
-std::vector<const model::LinearLocation*> InOrder(const Model& source) {
-  std::vector<const model::LinearLocation*> out;
-  for (const std::string& tensor : source.tensors().InOrder()) {
-    absl::c_copy(source.LinearsWithCodes(tensor), std::back_inserter(out));
-  }
-  return out;
+// Encodes the linear that follows in `weights`, and adds it to the report.
+absl::StatusOr<EncodedLinear> ConvertNext(const Model& source, const model::LinearLocation& linear,
+                                          const Target& target, ReadAhead* weights,
+                                          Conversion* report) {
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, weights->Next());
+  ConvertedLinear told = {.path = linear.path,
+                          .scheme = ToString(weight.scheme),
+                          .k = weight.k,
+                          .n = weight.n,
+                          .bytes_before = linear.bytes,
+                          .slice = !linear.slice_of.empty()};
+  // A GGUF file mixes widths: some linears of 5 or 6 bits must not keep it from being converted.
+  if (source.tensors().gguf()) Widen(target.widths, &weight);
+  report->activations += weight.activations.how == ActivationQuantization::kNone ? 0 : 1;
+  AWQD_ASSIGN_OR_RETURN(
+      EncodedLinear encoded,
+      target.Encode(std::move(weight), {.bias_dtype = BiasType(linear), .dtype = report->dtype}));
+  told.zero_at_0 = encoded.facts.zero_at_0;
+  for (const NewTensor& tensor : encoded.tensors) told.bytes_after += tensor.bytes;
+  report->linears.push_back(std::move(told));
+  return encoded;
 }
-
-class Converter {
- public:
-  Converter(const Model& source, const ConvertOptions& options, FolderWriter* out,
-            Conversion* report)
-      : source_(source),
-        options_(options),
-        out_(*out),
-        report_(*report),
-        weights_(*source.checkpoint(), InOrder(source)) {
-    for (const std::string& name : source.tensors().InOrder()) {
-      if (std::string path = source.DensePath(name); !path.empty()) facts_.dense.push_back(path);
-    }
-  }
-
-  Rewritten Plan(const std::string& tensor) const {
-    if (!source_.IsPart(tensor)) return {.carried = true};
-    Rewritten out;
-    for (const model::LinearLocation* linear : source_.LinearsWithCodes(tensor)) {
-      const int64_t each = SafetensorsWriter::HeaderBytes(linear->path) + kSuffixBytes;
-      out.header_bytes += kMostTensors * each;
-    }
-    return out;
-  }
-
-  absl::Status Write(const std::string& tensor) {
-    for (const model::LinearLocation* linear : source_.LinearsWithCodes(tensor)) {
-      absl::Status status = WriteLinear(*linear);
-      if (!status.ok()) {
-        return Prefixed(absl::StrCat("linear ", Quoted(linear->path)), status);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<Json> Settings() const {
-    return options_.target->settings == nullptr ? Json(nullptr) : options_.target->settings(facts_);
-  }
-
- private:
-  absl::Status WriteLinear(const model::LinearLocation& linear) {
-    AWQD_ASSIGN_OR_RETURN(HostWeight weight, weights_.Next());
-    ConvertedLinear told = {.path = linear.path,
-                            .scheme = ToString(weight.scheme),
-                            .k = weight.k,
-                            .n = weight.n,
-                            .bytes_before = linear.bytes,
-                            .slice = !linear.slice_of.empty()};
-    // A GGUF file mixes widths: some linears of 5 or 6 bits must not keep it from being converted.
-    if (source_.tensors().gguf()) Widen(options_.target->widths, &weight);
-    report_.activations += weight.activations.how == ActivationQuantization::kNone ? 0 : 1;
-    AWQD_ASSIGN_OR_RETURN(
-        EncodedLinear encoded,
-        options_.target->encode(std::move(weight),
-                                {.bias_dtype = BiasType(linear), .dtype = report_.dtype}));
-    told.zero_at_0 = encoded.facts.zero_at_0;
-    for (NewTensor& one : encoded.tensors) {
-      told.bytes_after += one.bytes;
-      one.name = absl::StrCat(linear.path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
-    }
-    facts_.linears.emplace_back(linear.path, encoded.facts);
-    report_.linears.push_back(std::move(told));
-    return absl::OkStatus();
-  }
-
-  const Model& source_;
-  const ConvertOptions& options_;
-  FolderWriter& out_;
-  Conversion& report_;
-  ReadAhead weights_;
-  FolderFacts facts_;
-};
 
 absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* report,
                           const Progress& progress) {
@@ -157,33 +166,79 @@ absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* re
 
 }  // namespace
 
+absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, bool dense,
+                                    const Carried& carried, const Progress& progress) {
+  AWQD_ASSIGN_OR_RETURN(const Model other, Model::Open(written));
+  const auto linears = source.checkpoint()->linears();
+  if (dense == other.quantised()) return Differs(written, "settings of quantisation");
+  if (!dense) {
+    AWQD_RETURN_IF_ERROR(other.checkpoint().status());
+    if (other.checkpoint()->linears().size() != linears.size()) {
+      return Differs(written, absl::StrCat("got ", other.checkpoint()->linears().size(),
+                                           " linears, expected ", linears.size()));
+    }
+  }
+  Verification out;
+  const int64_t total = source.tensors().total_bytes();
+  int64_t done = 0;
+  for (const model::LinearLocation& linear : linears) {
+    AWQD_RETURN_IF_ERROR(CompareLinear(source, other, linear.path, dense, &out));
+    done += linear.bytes;
+    progress(done, total);
+  }
+  AWQD_RETURN_IF_ERROR(CompareTensors(source, other, &out));
+  AWQD_RETURN_IF_ERROR(CompareFiles(source.folder(), other.folder(), carried, &out));
+  return out;
+}
+
+nlohmann::ordered_json ToJson(const Verification& verification) {
+  return {{"linears", verification.linears},
+          {"elements_bit_for_bit", verification.elements - verification.rounded},
+          {"elements_rounded_once", verification.rounded},
+          {"bias_elements", verification.biases},
+          {"other_tensors", verification.tensors},
+          {"other_tensor_bytes", verification.tensor_bytes},
+          {"files", verification.files},
+          {"file_bytes", verification.file_bytes}};
+}
+
 absl::StatusOr<Conversion> Convert(const ConvertOptions& options, const Progress& progress) {
   AWQD_RETURN_IF_ERROR(CheckVerify(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
   AWQD_RETURN_IF_ERROR(source.checkpoint().status());
+  AWQD_RETURN_IF_ERROR(source.CheckAllRead());
   AWQD_RETURN_IF_ERROR(CheckRewritable(source));
-  Conversion report = {.from = std::string(source.checkpoint()->format().name),
-                       .to = std::string(options.target->name),
-                       .bytes_before = source.tensors().total_bytes()};
+  Conversion report;
+  report.from = std::string(source.checkpoint()->format().name);
+  report.to = std::string(options.target->name);
   AWQD_ASSIGN_OR_RETURN(report.dtype, DenseType(options, source));
   AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard));
-  Converter converter(source, options, out.get(), &report);
+  FolderFacts facts;
+  std::vector<const model::LinearLocation*> linears;  // as their codes follow one another
+  for (const std::string& tensor : source.tensors().InOrder()) {
+    absl::c_copy(source.LinearsWithCodes(tensor), std::back_inserter(linears));
+    if (std::string path = source.DensePath(tensor); !path.empty()) facts.dense.push_back(path);
+  }
+  ReadAhead weights(*source.checkpoint(), std::move(linears));
+  const auto replaced = [&](const std::string& tensor) -> Replaced {
+    if (!source.IsPart(tensor)) return std::nullopt;
+    std::vector<std::string> paths;
+    for (const auto* linear : source.LinearsWithCodes(tensor)) paths.push_back(linear->path);
+    return paths;
+  };
+  const auto encode = [&](const std::string& path) {
+    return ConvertNext(source, *source.FindLinear(path), *options.target, &weights, &report);
+  };
   const int64_t passes = options.verify ? 2 : 1;
-  AWQD_RETURN_IF_ERROR(RewriteTensors(
-      source, out.get(), &report.carried,
-      [&](const std::string& tensor) { return converter.Plan(tensor); },
-      [&](const std::string& tensor) { return converter.Write(tensor); },
-      [&](int64_t done, int64_t total) { progress(done, passes * total); }));
-  AWQD_ASSIGN_OR_RETURN(const Json settings, converter.Settings());
-  AWQD_RETURN_IF_ERROR(
-      RewriteRest(source, settings, ConfigName(report.dtype), out.get(), &report.carried));
+  AWQD_RETURN_IF_ERROR(RewriteFolder(
+      source, *options.target, ConfigName(report.dtype), std::move(facts), replaced, encode,
+      [&](int64_t done, int64_t total) { progress(done, passes * total); }, out.get(), &report));
   if (options.verify) {
     AWQD_RETURN_IF_ERROR(VerifyFolder(source, out.get(), &report, [&](int64_t done, int64_t total) {
       progress(total + done, passes * total);
     }));
   }
   AWQD_RETURN_IF_ERROR(source.CheckUnchanged());
-  report.bytes_after = out->tensor_bytes();
   AWQD_RETURN_IF_ERROR(out->Commit());
   return report;
 }
@@ -199,14 +254,8 @@ nlohmann::ordered_json ToJson(const Conversion& conversion) {
                        {"bytes_after", linear.bytes_after},
                        {"zero_point_0", linear.zero_at_0}});
   }
-  Json out = {{"from", conversion.from},
-              {"to", conversion.to},
-              {"linears", std::move(linears)},
-              {"carried_tensors", conversion.carried.tensors},
-              {"carried_files", conversion.carried.files.size()},
-              {"left_out", conversion.carried.left_out},
-              {"bytes_before", conversion.bytes_before},
-              {"bytes_after", conversion.bytes_after}};
+  Json out = {{"from", conversion.from}, {"to", conversion.to}, {"linears", std::move(linears)}};
+  out.update(ToJson(static_cast<const Rewritten&>(conversion)));
   if (!conversion.dtype.empty()) out["dtype"] = conversion.dtype;
   if (conversion.verified) out["verified"] = ToJson(*conversion.verified);
   return out;

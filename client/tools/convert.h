@@ -1,4 +1,5 @@
-// Convert: a quantised model from one format to another, no bit of any element changed.
+// Convert: a quantised model from one format to another, no bit of any element changed. Verify: a
+// check of that.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +10,34 @@
 
 #include "absl/status/statusor.h"
 #include "client/tools/encode/target.h"
+#include "client/tools/model.h"
 #include "client/tools/rewrite.h"
-#include "client/tools/verify.h"
 
 namespace awqd::tools {
+
+// Counts of the things that were compared and found to be alike.
+struct Verification {
+  int64_t linears = 0;
+  int64_t elements = 0;  // of all linears, each with the same FP32 bits, or rounded from them
+  // Elements that the type of dense weights cannot hold. They were rounded once.
+  int64_t rounded = 0;
+  int64_t biases = 0;  // elements
+  int64_t tensors = 0, tensor_bytes = 0;
+  int64_t files = 0, file_bytes = 0;
+};
+
+// Reads both from disk. `dense`: linears were written as tensors "<path>.weight". INTERNAL naming
+// the first thing that differs.
+absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, bool dense,
+                                    const Carried& carried, const Progress& progress);
+
+nlohmann::ordered_json ToJson(const Verification& verification);
 
 struct ConvertOptions {
   std::string folder;
   std::string output;
   const Target* target = nullptr;
-  // Of dense weights: "F16", "BF16", "F32"; empty: what config.json says, else F16.
+  // The type of dense weights: "F16", "BF16", "F32". Empty: as config.json says, else F16.
   std::string dtype;
   bool verify = false;
   Guard guard;
@@ -33,13 +52,11 @@ struct ConvertedLinear {
   bool zero_at_0 = false;  // gptq: AutoGPTQ reads that otherwise
 };
 
-struct Conversion {
+struct Conversion : Rewritten {
   std::string from, to;  // formats
   std::string dtype;     // of dense weights; else empty
   std::vector<ConvertedLinear> linears;
   int64_t activations = 0;  // linears that declare quantised activations, which is not written
-  Carried carried;
-  int64_t bytes_before = 0, bytes_after = 0;  // of all tensors
   std::optional<Verification> verified;
 };
 

@@ -2,7 +2,6 @@
 #include "client/tools/diff.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <set>
 #include <utility>
@@ -21,6 +20,7 @@ std::set<std::string> Paths(const Model& a, const Model& b) {
   for (const Model* model : {&a, &b}) {
     if (!model->checkpoint().ok()) continue;
     for (const auto& linear : model->checkpoint()->linears()) out.insert(linear.path);
+    for (const auto& [path, reason] : model->checkpoint()->unserved()) out.insert(path);
   }
   for (const Model* model : {&a, &b}) {
     if (a.quantised() || b.quantised()) break;
@@ -77,16 +77,18 @@ void CompareParts(const Elements& a, const Elements& b, LinearDifference* out) {
   }
 }
 
-int64_t DifferentBias(const std::vector<float>& a, const std::vector<float>& b) {
-  if (a.size() != b.size()) return static_cast<int64_t>(std::max(a.size(), b.size()));
-  int64_t out = 0;
-  for (size_t i = 0; i < a.size(); ++i) out += Distance(a[i], b[i]) != 0 ? 1 : 0;
-  return out;
-}
-
 LinearDifference CompareLinear(const Model& a, const Model& b, const std::string& path,
                                int64_t worst) {
-  LinearDifference out = {.path = path};
+  LinearDifference out;
+  out.path = path;
+  out.keep = static_cast<size_t>(worst);
+  for (const Model* model : {&a, &b}) {
+    if (!model->checkpoint().ok()) continue;
+    const auto it = model->checkpoint()->unserved().find(path);
+    if (it == model->checkpoint()->unserved().end()) continue;
+    out.error = std::string(it->second.message());
+    return out;
+  }
   absl::StatusOr<Elements> left = ReadElements(a, path);
   absl::StatusOr<Elements> right = ReadElements(b, path);
   for (const auto* side : {&left, &right}) {
@@ -103,15 +105,10 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
                              ", ", right->n(), "]");
     return out;
   }
-  const absl::StatusOr<Difference> difference = Compare(*left, *right, worst);
-  if (!difference.ok()) {
-    out.error = std::string(difference.status().message());
+  if (const absl::Status status = Compare(*left, *right, &out); !status.ok()) {
+    out.error = std::string(status.message());
     return out;
   }
-  out.different = difference->different();
-  out.largest = difference->largest();
-  out.relative = difference->relative();
-  out.worst = difference->worst();
   CompareParts(*left, *right, &out);
   out.different_bias = DifferentBias(left->bias(), right->bias());
   return out;
@@ -119,10 +116,11 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
 
 // --- Other tensors ---
 
-// A tensor of a quantised linear, or the weight or bias of a dense one that was compared above.
+// A tensor of a quantised linear, read or not, or the weight or bias of a dense one that was
+// compared above.
 bool WasCompared(const Model& model, absl::string_view name, const std::set<std::string>& paths) {
   absl::string_view path = name;
-  return model.IsPart(name) || paths.contains(model.DensePath(name)) ||
+  return model.IsQuantised(name) || paths.contains(model.DensePath(name)) ||
          (absl::ConsumeSuffix(&path, ".bias") && paths.contains(std::string(path)));
 }
 
@@ -148,84 +146,7 @@ absl::Status CompareOthers(const Model& a, const Model& b, const std::set<std::s
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void Difference::Keep(const DifferentElement& element) {
-  const auto before = [](const DifferentElement& x, const DifferentElement& y) {
-    return Distance(x.a, x.b) > Distance(y.a, y.b);
-  };
-  worst_.insert(std::upper_bound(worst_.begin(), worst_.end(), element, before), element);
-  if (static_cast<int64_t>(worst_.size()) > most_) worst_.pop_back();
-}
-
-void Difference::AddElement(int64_t k, int64_t n, float a, float b) {
-  if (std::isfinite(b)) norm_ += static_cast<double>(b) * b;
-  if (std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b)) return;
-  if (std::isnan(a) && std::isnan(b)) return;
-  ++different_;
-  const double distance = Distance(a, b);
-  sum_ += distance * distance;
-  largest_ = std::max(largest_, distance);
-  const bool full = static_cast<int64_t>(worst_.size()) == most_;
-  if (!full || (most_ > 0 && distance > Distance(worst_.back().a, worst_.back().b))) {
-    Keep({k, n, a, b});
-  }
-}
-
-absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t worst) {
-  Difference out(worst);
-  const int64_t step = a.Step();
-  std::vector<float> left(step * a.k()), right(step * a.k());
-  for (int64_t begin = 0; begin < a.n(); begin += step) {
-    const int64_t end = std::min(a.n(), begin + step), columns = end - begin;
-    AWQD_RETURN_IF_ERROR(a.Read(begin, end, left.data()));
-    AWQD_RETURN_IF_ERROR(b.Read(begin, end, right.data()));
-    for (int64_t k = 0; k < a.k(); ++k) {
-      for (int64_t col = 0; col < columns; ++col) {
-        const int64_t at = k * columns + col;
-        out.AddElement(k, begin + col, left[at], right[at]);
-      }
-    }
-  }
-  return out;
-}
-
-double Difference::relative() const {
-  if (sum_ == 0) return 0;
-  return std::max(std::sqrt(sum_ / norm_), std::numeric_limits<double>::denorm_min());
-}
-
-bool LinearDifference::same() const {
-  return error.empty() && different == 0 && different_bias == 0;
-}
-
-bool FolderDifference::same() const {
-  return different_tensors.empty() && only_in_a.empty() && only_in_b.empty() &&
-         absl::c_all_of(linears, [](const LinearDifference& linear) { return linear.same(); });
-}
-
-absl::StatusOr<FolderDifference> Diff(const std::string& a, const std::string& b, int64_t worst,
-                                      const Progress& progress) {
-  AWQD_ASSIGN_OR_RETURN(const Model left, Model::Open(a));
-  AWQD_ASSIGN_OR_RETURN(const Model right, Model::Open(b));
-  for (const Model* model : {&left, &right}) {
-    if (model->quantised()) AWQD_RETURN_IF_ERROR(model->checkpoint().status());
-  }
-  const std::set<std::string> paths = Paths(left, right);
-  FolderDifference out;
-  int64_t done = 0;
-  for (const std::string& path : paths) {
-    out.linears.push_back(CompareLinear(left, right, path, worst));
-    done += BytesOf(left, path) + BytesOf(right, path);
-    progress(done, left.tensors().total_bytes() + right.tensors().total_bytes());
-  }
-  AWQD_RETURN_IF_ERROR(CompareOthers(left, right, paths, &out));
-  AWQD_RETURN_IF_ERROR(left.CheckUnchanged());
-  AWQD_RETURN_IF_ERROR(right.CheckUnchanged());
-  return out;
-}
-
-namespace {
+// --- JSON ---
 
 using Json = nlohmann::ordered_json;
 
@@ -249,7 +170,7 @@ Json ToJson(const LinearDifference& linear) {
           {"same", linear.same()},
           {"different_elements", linear.different},
           {"max_absolute_error", Number(linear.largest)},
-          {"relative_error", Number(linear.relative)},
+          {"relative_error", Number(linear.norms.relative())},
           {"different_codes", Count(linear.different_codes)},
           {"different_zeros", Count(linear.different_zeros)},
           {"different_scales", Count(linear.different_scales)},
@@ -258,6 +179,80 @@ Json ToJson(const LinearDifference& linear) {
 }
 
 }  // namespace
+
+int64_t DifferentBias(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return static_cast<int64_t>(std::max(a.size(), b.size()));
+  int64_t out = 0;
+  for (size_t i = 0; i < a.size(); ++i) out += Distance(a[i], b[i]) != 0 ? 1 : 0;
+  return out;
+}
+
+void Difference::AddElement(int64_t k, int64_t n, float a, float b) {
+  if (std::isfinite(b)) norms.b += static_cast<double>(b) * b;
+  if (SameBits(a, b)) return;
+  ++different;
+  const double distance = Distance(a, b);
+  norms.difference += distance * distance;
+  largest = std::max(largest, distance);
+  const bool full = worst.size() == keep;
+  if (full && (worst.empty() || distance <= Distance(worst.back().a, worst.back().b))) return;
+  const auto above = [](double x, const DifferentElement& y) { return x > Distance(y.a, y.b); };
+  worst.insert(std::upper_bound(worst.begin(), worst.end(), distance, above), {k, n, a, b});
+  if (worst.size() > keep) worst.pop_back();
+}
+
+absl::Status Compare(const Elements& a, const Elements& b, Difference* out) {
+  const int64_t step = a.Step();
+  std::vector<float> left(step * a.k()), right(step * a.k());
+  for (int64_t begin = 0; begin < a.n(); begin += step) {
+    const int64_t end = std::min(a.n(), begin + step), columns = end - begin;
+    AWQD_RETURN_IF_ERROR(a.Read(begin, end, left.data()));
+    AWQD_RETURN_IF_ERROR(b.Read(begin, end, right.data()));
+    for (int64_t k = 0; k < a.k(); ++k) {
+      for (int64_t col = 0; col < columns; ++col) {
+        const int64_t at = k * columns + col;
+        out->AddElement(k, begin + col, left[at], right[at]);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+double SquaredNorms::relative() const {
+  if (difference == 0) return 0;
+  return std::max(std::sqrt(difference / b), std::numeric_limits<double>::denorm_min());
+}
+
+bool LinearDifference::same() const {
+  return error.empty() && different == 0 && different_bias == 0;
+}
+
+bool FolderDifference::same() const {
+  return different_tensors.empty() && only_in_a.empty() && only_in_b.empty() &&
+         absl::c_all_of(linears, [](const LinearDifference& linear) { return linear.same(); });
+}
+
+absl::StatusOr<FolderDifference> Diff(const std::string& a, const std::string& b, int64_t worst,
+                                      const Progress& progress) {
+  AWQD_ASSIGN_OR_RETURN(const Model left, Model::Open(a));
+  AWQD_ASSIGN_OR_RETURN(const Model right, Model::Open(b));
+  for (const Model* model : {&left, &right}) {
+    if (model->quantised()) AWQD_RETURN_IF_ERROR(model->checkpoint().status());
+  }
+  const std::set<std::string> paths = Paths(left, right);
+  FolderDifference out;
+  const int64_t total = left.tensors().total_bytes() + right.tensors().total_bytes();
+  int64_t done = 0;
+  for (const std::string& path : paths) {
+    out.linears.push_back(CompareLinear(left, right, path, worst));
+    done += BytesOf(left, path) + BytesOf(right, path);
+    progress(done, total);
+  }
+  AWQD_RETURN_IF_ERROR(CompareOthers(left, right, paths, &out));
+  AWQD_RETURN_IF_ERROR(left.CheckUnchanged());
+  AWQD_RETURN_IF_ERROR(right.CheckUnchanged());
+  return out;
+}
 
 nlohmann::ordered_json ToJson(const FolderDifference& difference) {
   Json linears = Json::array();

@@ -1,13 +1,16 @@
 // Diff: two folders compared linear by linear; Difference: two matrices, element by element.
 #pragma once
 
+#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/tools/elements.h"
 #include "client/tools/model.h"
@@ -26,39 +29,45 @@ inline double Distance(float a, float b) {
   return std::isnan(distance) ? HUGE_VAL : distance;
 }
 
-// Collects elements of two matrices of one shape.
-class Difference {
- public:
-  explicit Difference(int64_t worst) : most_(worst) {}
+// The squares of the Frobenius norms |A - B| and |B|.
+struct SquaredNorms {
+  double difference = 0, b = 0;
 
-  void AddElement(int64_t k, int64_t n, float a, float b);
-
-  int64_t different() const { return different_; }
-  double largest() const { return largest_; }
+  void Add(const SquaredNorms& other) {
+    difference += other.difference;
+    b += other.b;
+  }
   // |A - B| / |B|; 0 only where nothing differs.
   double relative() const;
-  const std::vector<DifferentElement>& worst() const { return worst_; }
-
- private:
-  void Keep(const DifferentElement& element);
-
-  int64_t most_;
-  int64_t different_ = 0;
-  double largest_ = 0, sum_ = 0, norm_ = 0;  // of squares
-  std::vector<DifferentElement> worst_;
 };
 
-// Compares every element of two matrices of one shape and keeps the `worst`.
-absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t worst = 0);
+// Whether two numbers have the same bits, or are both NaN.
+inline bool SameBits(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
 
-struct LinearDifference {
+// Elements of two matrices of one shape.
+struct Difference {
+  size_t keep = 0;        // so many of the worst
+  int64_t different = 0;  // elements whose bits differ, other than one NaN from another
+  double largest = 0;     // |A - B|; infinite where one is NaN or an infinity and the other is not
+  SquaredNorms norms;
+  std::vector<DifferentElement> worst;  // by |A - B|, the largest first
+
+  void AddElement(int64_t k, int64_t n, float a, float b);
+};
+
+// Adds every element of two matrices of one shape.
+absl::Status Compare(const Elements& a, const Elements& b, Difference* out);
+
+// How many elements of two vectors are not alike; all where one is longer.
+int64_t DifferentBias(const std::vector<float>& a, const std::vector<float>& b);
+
+struct LinearDifference : Difference {
   std::string path;
   std::string a, b;  // schemes, or the type of a dense one
   int64_t k = 0, n = 0;
-  int64_t different = 0;  // elements whose bits differ, other than one NaN from another
-  double largest = 0;     // |A - B|; infinite where one is NaN or an infinity and the other is not
-  double relative = 0;    // |A - B| / |B|, Frobenius norms
-  std::vector<DifferentElement> worst;  // by |A - B|, the largest first
   // Where both are integers of as many bits.
   std::optional<int64_t> different_codes;
   // Where the groups are the same too.

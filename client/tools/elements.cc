@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
-#include "kernels/base/memory_facts.h"
+#include "kernels/base/process_limits.h"
 #include "kernels/base/status.h"
 #include "kernels/exact.h"
 
@@ -34,7 +34,7 @@ void Unpack(const uint8_t* from, int place, int64_t count, uint8_t* to) {
   }
 }
 
-// Of a dense linear.
+// The bias of a dense linear.
 absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_view path, int64_t n) {
   std::vector<float> out;
   const model::TensorLocation* const place = model.tensors().Find(absl::StrCat(path, ".bias"));
@@ -97,8 +97,11 @@ void RowReader::Read(int64_t k, float* to) {
   } else {
     for (int64_t i = 0; i < count_; ++i) to[i] = (to[i] - zeros_[i]) * scales_[i];
   }
-  if (weight_->outer.empty()) return;
-  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
+  if (!weight_->outer.empty()) {
+    for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
+  }
+  if (weight_->factor.empty()) return;
+  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->factor[k];
 }
 
 std::string Elements::scheme() const {
@@ -167,6 +170,21 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
 
 DType FloatTypeNamed(absl::string_view dtype) {
   return dtype == "F16" ? DType::kFp16 : dtype == "BF16" ? DType::kBf16 : DType::kFp32;
+}
+
+float RoundTo(DType type, float value) {
+  if (type == DType::kFp16) return HalfToFloat(FloatToHalf(value));
+  return type == DType::kBf16 ? Bf16ToFloat(FloatToBf16(value)) : value;
+}
+
+float StoreRounded(float value, DType type, uint8_t* to) {
+  const uint16_t bits = type == DType::kFp16 ? FloatToHalf(value) : FloatToBf16(value);
+  if (type == DType::kFp32) {
+    std::memcpy(to, &value, sizeof(value));
+  } else {
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+  return LoadElement(to, type, 0);
 }
 
 absl::StatusOr<HostWeight> ReadAhead::Next() {

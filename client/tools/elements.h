@@ -1,4 +1,4 @@
-// Elements: the numbers W[K, N] of a linear, some rows at a time; ReadAhead reads the next one.
+// Elements: the numbers W[K, N] of a linear, some rows at a time. ReadAhead reads the next linear.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@
 
 namespace awqd::tools {
 
-// Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it.
-// The weight must outlive it. Not thread-safe.
+// Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it,
+// times the weight's factor: of the W that activations are multiplied by as they are sent. The weight must outlive it. Not thread-safe.
 class RowReader {
  public:
   explicit RowReader(const HostWeight* weight) : RowReader(weight, 0, weight->n) {}
-  // Of columns [begin, end) alone; `begin` is a multiple of 8.
+  // Reads columns [begin, end) alone; `begin` is a multiple of 8.
   RowReader(const HostWeight* weight, int64_t begin, int64_t end);
 
   // The elements of in-feature `k` in those columns.
@@ -38,7 +38,7 @@ class RowReader {
   const HostWeight* weight_;
   int64_t begin_, count_;        // of the columns
   std::vector<int32_t> row_of_;  // of an in-feature; empty without an order
-  int64_t group_ = -1;           // that the two below are of
+  int64_t group_ = -1;           // whose zeros and scales the two below are
   std::vector<float> zeros_, scales_;
   std::vector<uint8_t> codes_;
 };
@@ -50,7 +50,7 @@ struct DenseWeight {
   std::vector<float> bias;       // [N], or empty
 };
 
-// Move-only. What a dense one is read from must outlive it.
+// The weight of a quantised or a dense linear. Move-only. The file of a dense one must outlive it.
 class Elements {
  public:
   explicit Elements(HostWeight weight)
@@ -59,9 +59,9 @@ class Elements {
 
   int64_t k() const { return weight_ ? weight_->k : dense_.k; }
   int64_t n() const { return weight_ ? weight_->n : dense_.n; }
-  // Null of a dense one.
+  // Null for a dense one.
   const HostWeight* weight() const { return weight_.get(); }
-  // "w4g128z", or the type of a dense one.
+  // "w4g128z", or the type of a dense weight.
   std::string scheme() const;
   // [N], or empty.
   const std::vector<float>& bias() const { return weight_ ? weight_->bias : dense_.bias; }
@@ -91,6 +91,11 @@ inline constexpr int64_t kDenseRowsBytes = 64;
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
 
 DType FloatTypeNamed(absl::string_view dtype);
+
+// `value` rounded once to FP16, BF16 or FP32.
+float RoundTo(DType type, float value);
+// Stores it so, and returns it.
+float StoreRounded(float value, DType type, uint8_t* to);
 
 // Not thread-safe. The checkpoint outlives it.
 class ReadAhead {

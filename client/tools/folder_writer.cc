@@ -19,7 +19,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/checkpoint_files.h"
+#include "kernels/checkpoint/containers/shard_index.h"
 
 namespace awqd::tools {
 namespace {
@@ -27,7 +27,8 @@ namespace {
 constexpr int64_t kPart = 8 << 20;
 constexpr int64_t kAlign = 8;
 constexpr int64_t kPrefix = 8;  // the header's length
-// Bytes that a tensor's entry takes beside its name: dtype, at most 8 dimensions, two offsets, and punctuation.
+// Bytes that a tensor's entry takes beside its name: dtype, at most 8 dimensions, two offsets, and
+// punctuation.
 constexpr int64_t kEntry = 320;
 constexpr int64_t kFrame = 64;  // braces and metadata
 
@@ -161,10 +162,9 @@ std::string FolderWriter::NewFile(const std::string& name) {
   return path;
 }
 
-absl::Status FolderWriter::BeginShard(const std::string& name, int64_t header_bytes) {
+void FolderWriter::BeginShard(const std::string& name, int64_t header_bytes) {
   shard_name_ = name;
   header_bytes_ = header_bytes;
-  return absl::OkStatus();
 }
 
 absl::Status FolderWriter::AddTensor(NewTensor tensor) {

@@ -19,8 +19,8 @@
 
 namespace awqd::tools {
 
-// The header comes first in the file and is known last, so that room for it is kept; what is left
-// of it is spaces, which a header may end with. The data begin at a multiple of 8 bytes. Tensors
+// The header comes first in the file and is known last. Room for it is kept, and filled up with
+// spaces, which a header may end with. The data begin at a multiple of 8 bytes. Tensors
 // whose bytes are no multiple of 8 come last, those of the largest elements first, so that every
 // tensor begins at a multiple of its element's size.
 class SafetensorsWriter {
@@ -32,12 +32,10 @@ class SafetensorsWriter {
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
                                                                    int64_t header_bytes);
 
-  // Reads and writes it, now or at the end. Names are not compared: that is the folder's business.
+  // Reads and writes it, now or at the end. Names are not compared: FolderWriter does that.
   absl::Status AddTensor(NewTensor tensor);
   // Nothing may be added after it.
   absl::Status Finish();
-
-  int64_t data_bytes() const { return data_bytes_; }
 
  private:
   SafetensorsWriter(std::string path, std::unique_ptr<client::OutputFile> file,
@@ -55,8 +53,9 @@ class SafetensorsWriter {
   std::vector<uint8_t> part_;
 };
 
-// What a file or directory that is being written is named to, so that a signal that ends the
-// process removes it; the result is let go when the folder is complete or gone. May be empty.
+// Called with the path of each file or directory that is being written, so that a signal that ends
+// the process removes it. The result is destroyed when the folder is complete or gone. May be
+// empty.
 using Guard = std::function<std::shared_ptr<void>(const std::string& path)>;
 
 // Writes into "<path>.partial" and renames it on Commit. Without Commit, and on signals where the
@@ -72,12 +71,12 @@ class FolderWriter {
   FolderWriter& operator=(const FolderWriter&) = delete;
 
   // The tensor file that the next tensors go to; nothing of it is made before the first.
-  absl::Status BeginShard(const std::string& name, int64_t header_bytes);
+  void BeginShard(const std::string& name, int64_t header_bytes);
   // INVALID_ARGUMENT for a second tensor of that name.
   absl::Status AddTensor(NewTensor tensor);
   absl::Status EndShard();
 
-  // `indexed`: whether a model.safetensors.index.json says where tensors are.
+  // model.safetensors.index.json.
   absl::Status WriteIndex();
   absl::Status WriteText(const std::string& name, absl::string_view text);
   absl::Status Copy(const model::File& file, const std::string& name);

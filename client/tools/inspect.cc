@@ -1,4 +1,4 @@
-// Reading a folder for its report.
+// Reads a folder for its report.
 #include "client/tools/inspect.h"
 
 #include <algorithm>
@@ -48,13 +48,13 @@ absl::Status CheckRows(const model::Checkpoint& checkpoint, const model::LinearL
   return absl::OkStatus();
 }
 
-// Of a large linear all but its codes. Never more than a part of it is in memory.
+// A linear, and of a large one all but its codes. Never more than a part of that is in memory.
 absl::StatusOr<HostWeight> ReadForReport(const model::Checkpoint& checkpoint,
                                          const model::LinearLocation& linear, bool* codes_read,
-                                         std::vector<uint8_t>* scratch) {
+                                         std::vector<uint8_t>* scratch, model::Remarks* remarks) {
   *codes_read = linear.bytes <= kWholeBytes;
   if (*codes_read) {
-    AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, scratch));
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, scratch, remarks));
     AWQD_RETURN_IF_ERROR(Validate(weight));
     return weight;
   }
@@ -64,7 +64,7 @@ absl::StatusOr<HostWeight> ReadForReport(const model::Checkpoint& checkpoint,
                     absl::StrCat(beside, " bytes of tensors beside its codes"),
                     absl::StrCat("at most ", kBesideBytes));
   }
-  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, scratch));
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, scratch, remarks));
   *codes_read = ScalesAmongCodes(weight);
   if (*codes_read) {
     AWQD_RETURN_IF_ERROR(CheckRows(checkpoint, linear, scratch));
@@ -75,10 +75,11 @@ absl::StatusOr<HostWeight> ReadForReport(const model::Checkpoint& checkpoint,
 }
 
 InspectedLinear InspectLinear(const model::Checkpoint& checkpoint,
-                              const model::LinearLocation& linear, std::vector<uint8_t>* scratch) {
+                              const model::LinearLocation& linear, std::vector<uint8_t>* scratch,
+                              model::Remarks* remarks) {
   InspectedLinear out = {.path = linear.path, .bytes = linear.bytes, .slice_of = linear.slice_of};
   const absl::StatusOr<HostWeight> weight =
-      ReadForReport(checkpoint, linear, &out.codes_read, scratch);
+      ReadForReport(checkpoint, linear, &out.codes_read, scratch, remarks);
   if (!weight.ok()) {
     out.error = std::string(weight.status().message());
     return out;
@@ -95,7 +96,7 @@ InspectedLinear InspectLinear(const model::Checkpoint& checkpoint,
 void InspectTensors(const Model& model, Inspection* out) {
   for (const std::string& name : model.tensors().InOrder()) {
     const model::TensorInfo& info = *model.tensors().Find(name)->info;
-    if (model.IsPart(name)) continue;
+    if (model.IsQuantised(name)) continue;
     if (info.shape.size() < 2) {
       ++out->other_tensors;
       out->other_bytes += info.bytes();
@@ -126,9 +127,9 @@ double InspectedLinear::bits_per_weight() const {
 }
 
 bool Inspection::loads() const {
-  return error.empty() && absl::c_all_of(linears, [](const InspectedLinear& linear) {
-           return linear.error.empty();
-         });
+  return error.empty() && unserved.empty() &&
+         absl::c_all_of(linears,
+                        [](const InspectedLinear& linear) { return linear.error.empty(); });
 }
 
 absl::StatusOr<Inspection> Inspect(const std::string& path, const Progress& progress) {
@@ -143,12 +144,18 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, const Progress& prog
   out.format = std::string(checkpoint.format().name);
   out.quant_method = checkpoint.quant_method();
   out.note = checkpoint.note();
+  out.unserved = checkpoint.unserved();
   std::vector<uint8_t> scratch;
+  const int64_t total = checkpoint.total_bytes();
+  model::Remarks remarks;
   int64_t done = 0;
   for (const model::LinearLocation& linear : checkpoint.linears()) {
-    out.linears.push_back(InspectLinear(checkpoint, linear, &scratch));
+    out.linears.push_back(InspectLinear(checkpoint, linear, &scratch, &remarks));
     done += linear.bytes;
-    progress(done, checkpoint.total_bytes());
+    progress(done, total);
+  }
+  if (!remarks.empty()) {
+    absl::StrAppend(&out.note, out.note.empty() ? "" : "; ", model::ToString(remarks));
   }
   AWQD_RETURN_IF_ERROR(model.CheckUnchanged());
   return out;
@@ -157,6 +164,10 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, const Progress& prog
 nlohmann::ordered_json ToJson(const Inspection& inspection) {
   Json linears = Json::array(), tensors = Json::array();
   for (const InspectedLinear& linear : inspection.linears) linears.push_back(ToJson(linear));
+  Json unserved = Json::array();
+  for (const auto& [path, reason] : inspection.unserved) {
+    unserved.push_back({{"path", path}, {"error", std::string(reason.message())}});
+  }
   for (const InspectedTensor& tensor : inspection.not_quantised) {
     tensors.push_back({{"tensor", tensor.name},
                        {"dtype", tensor.dtype},
@@ -171,6 +182,7 @@ nlohmann::ordered_json ToJson(const Inspection& inspection) {
           {"quant_method", inspection.quant_method},
           {"note", inspection.note},
           {"linears", std::move(linears)},
+          {"not_served", std::move(unserved)},
           {"not_quantised", std::move(tensors)},
           {"other_tensors", inspection.other_tensors},
           {"other_bytes", inspection.other_bytes},

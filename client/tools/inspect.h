@@ -39,13 +39,16 @@ struct Inspection {
   std::string quant_method;  // likewise
   std::string note;          // what of the settings has no effect
   std::string error;         // why the folder does not load as a whole
+  // The quantised linears that cannot be read, with the reason, as the account of the checkpoint's
+  // tensors has them.
+  model::UnservedLinears unserved;
   std::vector<InspectedLinear> linears;
   std::vector<InspectedTensor> not_quantised;
   int64_t other_tensors = 0;  // of fewer dimensions: norms, and biases of dense linears
   int64_t other_bytes = 0;
   int64_t total_bytes = 0;  // of every tensor
 
-  bool loads() const;  // all of it
+  bool loads() const;  // all that is quantised
 };
 
 // Decodes linears of up to 64 MiB, one at a time; of larger ones what is beside their codes, and

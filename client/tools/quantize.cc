@@ -1,7 +1,9 @@
-// A dense folder, linear by linear.
+// Rounds groups to nearest; reads, rounds and writes a dense folder, linear by linear.
 #include "client/tools/quantize.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -9,17 +11,214 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/tools/diff.h"
 #include "client/tools/elements.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/codes.h"
 
 namespace awqd::tools {
 namespace {
 
-constexpr int64_t kSuffixBytes = 32;
-constexpr int64_t kMostTensors = 6;  // of an encoded linear
+// --- Rounding ---
 
-absl::Status CheckOptions(const QuantizeOptions& options) {
+constexpr int64_t kElements = 1 << 20;  // read at a time
+constexpr int kRatios = 26;             // 1, 0.98, ..., 0.5
+
+// The smallest number above 0 that a scale may be.
+float Least(DType type) { return type == DType::kFp16 ? 0x1p-24f : 0x1p-126f; }
+
+struct Range {
+  float low = 0, high = 0;
+};
+
+// False where the scale is infinite.
+bool GroupOf(const Range& range, const RtnOptions& options, DType type, RtnGroup* out) {
+  const int most = (1 << options.bits) - 1, middle = 1 << (options.bits - 1);
+  const double scale =
+      options.symmetric ? std::max(double{range.high} / (middle - 1), -double{range.low} / middle)
+                        : (double{range.high} - double{range.low}) / most;
+  out->scale = scale == 0 ? 1.0f : std::max(RoundTo(type, static_cast<float>(scale)), Least(type));
+  out->zero = middle;
+  if (!options.symmetric && scale != 0) {
+    out->zero = static_cast<int>(
+        std::clamp(std::nearbyint(-range.low / out->scale), 0.0f, static_cast<float>(most)));
+  }
+  return std::isfinite(out->scale);
+}
+
+// To the nearest integer, even where two are as near, of numbers well below 2^22.
+inline float Nearest(float value) {
+  constexpr float kUnit = 0x1.8p23f;  // the last place of it is 1
+  return (value + kUnit) - kUnit;
+}
+
+// The codes, and the sum of squared errors.
+double Encode(absl::Span<const float> values, const RtnOptions& options, const RtnGroup& group,
+              uint8_t* codes) {
+  const float most = static_cast<float>((1 << options.bits) - 1);
+  const auto zero = static_cast<float>(group.zero);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float code = Nearest(std::clamp(values[i] / group.scale, -1024.0f, 1024.0f)) + zero;
+    codes[i] = static_cast<uint8_t>(std::clamp(code, 0.0f, most));
+  }
+  double sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double error = double{(static_cast<float>(codes[i]) - zero) * group.scale} - values[i];
+    sum += error * error;
+  }
+  return sum;
+}
+
+// --- A folder ---
+
+// Why a linear [N, K] stays dense; empty where it does not.
+std::string WhyDense(const QuantizeOptions& options, const std::string& path, int64_t k,
+                     int64_t n) {
+  const auto within = [&](absl::string_view text) { return absl::StrContains(path, text); };
+  for (absl::string_view text : kLeftOut) {
+    if (within(text)) return absl::StrCat("\"", text, "\" is left out");
+  }
+  for (const std::string& text : options.leave_out) {
+    if (within(text)) return absl::StrCat(Quoted(text), " is left out");
+  }
+  if (absl::EndsWith(path, ".gate")) return "a router is left out";
+  const Target& target = *options.target;
+  if (options.rtn.group_size != -1 && k % options.rtn.group_size != 0) {
+    return absl::StrCat("K = ", k, " is no multiple of the group size ", options.rtn.group_size);
+  }
+  if (k % target.k_multiple != 0 || n % target.n_multiple != 0) {
+    return absl::StrCat("format ", target.name, " takes K in multiples of ", target.k_multiple,
+                        " and N of ", target.n_multiple);
+  }
+  return "";
+}
+
+// ": K = 64 is no multiple of the group size 96 (12 linears); ..."; empty without linears.
+std::string Reasons(const std::vector<DenseLinear>& dense) {
+  std::map<std::string, int> linears;
+  for (const DenseLinear& linear : dense) ++linears[linear.why];
+  std::string out;
+  for (const auto& [why, count] : linears) {
+    absl::StrAppend(&out, out.empty() ? ": " : "; ", why, " (", count,
+                    count == 1 ? " linear)" : " linears)");
+  }
+  return out;
+}
+
+// The paths of the linears that are quantised, by the names of their weights. The others go to
+// `report`.
+std::map<std::string, std::string> Choose(const Model& source, const QuantizeOptions& options,
+                                          Quantization* report) {
+  std::map<std::string, std::string> paths;
+  for (const std::string& name : source.tensors().InOrder()) {
+    const std::string path = source.DensePath(name);
+    if (path.empty()) continue;
+    const auto& shape = source.tensors().Find(name)->info->shape;
+    const std::string why = WhyDense(options, path, shape[1], shape[0]);
+    if (why.empty()) {
+      paths[name] = path;
+    } else {
+      report->dense.push_back({path, why});
+    }
+  }
+  return paths;
+}
+
+// Rounds and encodes a linear, and adds it to the report.
+absl::StatusOr<EncodedLinear> QuantizeLinear(const Model& source, const QuantizeOptions& options,
+                                             const std::string& path, Quantization* report) {
+  const model::TensorLocation& place = *source.tensors().Find(path + ".weight");
+  const DType type = FloatTypeNamed(place.info->dtype);
+  const int64_t n = place.info->shape[0], k = place.info->shape[1];
+  // A byte for each code, beside some rows.
+  AWQD_RETURN_IF_ERROR(CheckRoom("codes", std::max(n, kDenseRowsBytes), k));
+  std::vector<uint8_t> bytes;
+  const auto read = [&](int64_t begin, int64_t end, float* to) {
+    bytes.resize((end - begin) * k * SizeOf(type));
+    AWQD_RETURN_IF_ERROR(ReadPart(place, begin * k * SizeOf(type), absl::MakeSpan(bytes)));
+    for (int64_t i = 0; i < (end - begin) * k; ++i) to[i] = LoadElement(bytes.data(), type, i);
+    return absl::OkStatus();
+  };
+  AWQD_ASSIGN_OR_RETURN(
+      HostWeight weight,
+      Rtn(k, n, options.rtn, type == DType::kBf16 ? DType::kBf16 : DType::kFp16, read));
+  const Elements made(std::move(weight)), given(DenseWeight{.k = k, .n = n, .tensor = place});
+  Difference error;
+  AWQD_RETURN_IF_ERROR(Compare(made, given, &error));
+  AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options.target->Encode(*made.weight(), {}));
+  report->linears.push_back(
+      {path, made.scheme(), k, n, error.norms, error.largest, encoded.facts.zero_at_0});
+  return encoded;
+}
+
+}  // namespace
+
+bool QuantizeGroup(absl::Span<const float> values, const RtnOptions& options, DType scale_dtype,
+                   RtnGroup* group, uint8_t* codes) {
+  Range range;
+  for (const float value : values) {
+    range.low = std::min(range.low, value);
+    range.high = std::max(range.high, value);
+  }
+  if (!GroupOf(range, options, scale_dtype, group)) return false;
+  double least = Encode(values, options, *group, codes);
+  if (!options.search || least == 0) return true;
+  std::vector<uint8_t> other(values.size());
+  for (int step = 1; step < kRatios; ++step) {
+    const float ratio = 1.0f - 0.02f * static_cast<float>(step);
+    RtnGroup narrow;
+    GroupOf({range.low * ratio, range.high * ratio}, options, scale_dtype, &narrow);
+    const double error = Encode(values, options, narrow, other.data());
+    if (error >= least) continue;
+    least = error;
+    *group = narrow;
+    std::copy(other.begin(), other.end(), codes);
+  }
+  return true;
+}
+
+absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, DType scale_dtype,
+                               ReadDenseRows read) {
+  const int64_t rows = options.group_size == -1 ? k : options.group_size, groups = k / rows;
+  HostWeight out = {.k = k, .n = n};
+  const int64_t block = rows == k ? 0 : rows;
+  out.scheme = options.symmetric ? Symmetric(options.bits, block, scale_dtype)
+                                 : Asymmetric(options.bits, block, scale_dtype);
+  std::vector<uint8_t> codes(n * k);  // [N, K]
+  out.scales.resize(groups * n * SizeOf(scale_dtype));
+  if (!options.symmetric) out.zeros.resize(groups * n);
+  const int64_t step = std::max<int64_t>(1, kElements / k);
+  std::vector<float> values(step * k);
+  for (int64_t begin = 0; begin < n; begin += step) {
+    const int64_t end = std::min(n, begin + step);
+    AWQD_RETURN_IF_ERROR(read(begin, end, values.data()));
+    for (int64_t col = begin; col < end; ++col) {
+      const float* const row = values.data() + (col - begin) * k;
+      const float* const bad =
+          std::find_if_not(row, row + k, [](float v) { return std::isfinite(v); });
+      if (bad != row + k) {
+        return BadValue("weight", absl::StrCat(*bad, " at [", col, ", ", bad - row, "]"),
+                        "finite numbers");
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        RtnGroup group;
+        if (!QuantizeGroup({row + g * rows, static_cast<size_t>(rows)}, options, scale_dtype,
+                           &group, codes.data() + col * k + g * rows)) {
+          return BadValue("weight", absl::StrCat("a group at [", col, ", ", g * rows, "]"),
+                          absl::StrCat("one whose scale ", Name(scale_dtype), " can hold"));
+        }
+        StoreRounded(group.scale, scale_dtype, out.scales.data() + 2 * (g * n + col));
+        if (!options.symmetric) out.zeros[g * n + col] = static_cast<uint8_t>(group.zero);
+      }
+    }
+  }
+  out.codes =
+      PackTransposed(n, k, options.bits, [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
+        std::copy_n(codes.data() + row * k + col, count, to);
+      });
+  return out;
+}
+
+absl::Status Validate(const QuantizeOptions& options) {
   const Target& target = *options.target;
   if (target.settings == nullptr) return BadValue("to", target.name, "a quantised format");
   if (!absl::c_linear_search(target.widths, options.rtn.bits)) {
@@ -35,134 +234,37 @@ absl::Status CheckOptions(const QuantizeOptions& options) {
   return BadValue("group_size", options.rtn.group_size, "-1 (all of K) or at least 1");
 }
 
-// Why a linear [N, K] stays dense; empty where it does not.
-std::string WhyDense(const QuantizeOptions& options, const std::string& path, int64_t k,
-                     int64_t n) {
-  const auto within = [&](absl::string_view text) { return absl::StrContains(path, text); };
-  for (absl::string_view text : kLeftOut) {
-    if (within(text)) return absl::StrCat("\"", text, "\" is left out");
-  }
-  for (const std::string& text : options.leave_out) {
-    if (within(text)) return absl::StrCat(Quoted(text), " is left out");
-  }
-  if (absl::EndsWith(path, ".gate")) return "a router is left out";
-  const Target& target = *options.target;
-  if (options.rtn.group_size != -1 && k % options.rtn.group_size != 0) {
-    return absl::StrCat("K = ", k, " is no multiple of the group size");
-  }
-  if (k % target.k_multiple != 0 || n % target.n_multiple != 0) {
-    return absl::StrCat("format ", target.name, " takes K in multiples of ", target.k_multiple,
-                        " and N of ", target.n_multiple);
-  }
-  return "";
-}
-
-class Quantizer {
- public:
-  Quantizer(const Model& source, const QuantizeOptions& options, FolderWriter* out)
-      : source_(source), options_(options), out_(*out) {}
-
-  // Sorts linears into those that are quantised and those that are not.
-  void Choose(Quantization* report) {
-    for (const std::string& name : source_.tensors().InOrder()) {
-      const std::string path = source_.DensePath(name);
-      if (path.empty()) continue;
-      const auto& shape = source_.tensors().Find(name)->info->shape;
-      const std::string why = WhyDense(options_, path, shape[1], shape[0]);
-      if (why.empty()) {
-        paths_[name] = path;
-      } else {
-        report->dense.push_back({path, why});
-        facts_.dense.push_back(path);
-      }
-    }
-    facts_.rtn = true;
-    facts_.search = options_.rtn.search;
-  }
-  bool empty() const { return paths_.empty(); }
-
-  Rewritten Plan(const std::string& tensor) const {
-    const auto it = paths_.find(tensor);
-    if (it == paths_.end()) return {.carried = true};
-    const int64_t each = SafetensorsWriter::HeaderBytes(it->second) + kSuffixBytes;
-    return {.header_bytes = kMostTensors * each};
-  }
-
-  absl::Status Write(const std::string& tensor, Quantization* report) {
-    const std::string& path = paths_.at(tensor);
-    absl::Status status = WriteLinear(tensor, path, report);
-    return status.ok() ? status : Prefixed(absl::StrCat("linear ", Quoted(path)), status);
-  }
-
-  absl::StatusOr<nlohmann::ordered_json> Settings() const {
-    return options_.target->settings(facts_);
-  }
-
- private:
-  absl::Status WriteLinear(const std::string& tensor, const std::string& path,
-                           Quantization* report) {
-    const model::TensorLocation& place = *source_.tensors().Find(tensor);
-    const DType type = FloatTypeNamed(place.info->dtype);
-    const int64_t n = place.info->shape[0], k = place.info->shape[1];
-    // A byte for each code, beside some rows.
-    AWQD_RETURN_IF_ERROR(CheckRoom("codes", std::max(n, kDenseRowsBytes), k));
-    std::vector<uint8_t> bytes;
-    const auto read = [&](int64_t begin, int64_t end, float* to) {
-      bytes.resize((end - begin) * k * SizeOf(type));
-      AWQD_RETURN_IF_ERROR(ReadPart(place, begin * k * SizeOf(type), absl::MakeSpan(bytes)));
-      for (int64_t i = 0; i < (end - begin) * k; ++i) to[i] = LoadElement(bytes.data(), type, i);
-      return absl::OkStatus();
-    };
-    AWQD_ASSIGN_OR_RETURN(
-        HostWeight weight,
-        Rtn(k, n, options_.rtn, type == DType::kBf16 ? DType::kBf16 : DType::kFp16, read));
-    const Elements made(std::move(weight)), given(DenseWeight{.k = k, .n = n, .tensor = place});
-    AWQD_ASSIGN_OR_RETURN(const Difference error, Compare(made, given));
-    AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options_.target->encode(*made.weight(), {}));
-    for (NewTensor& one : encoded.tensors) {
-      one.name = absl::StrCat(path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
-    }
-    report->linears.push_back(
-        {path, made.scheme(), k, n, error.relative(), error.largest(), encoded.facts.zero_at_0});
-    facts_.linears.emplace_back(path, encoded.facts);
-    return absl::OkStatus();
-  }
-
-  const Model& source_;
-  const QuantizeOptions& options_;
-  FolderWriter& out_;
-  std::map<std::string, std::string> paths_;  // of linears, by the name of their weight
-  FolderFacts facts_;
-};
-
-}  // namespace
-
 absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Progress& progress) {
-  AWQD_RETURN_IF_ERROR(CheckOptions(options));
+  AWQD_RETURN_IF_ERROR(Validate(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
   if (source.quantised()) {
     return Invalid(source.folder().name,
                    ": got a model that is quantised, expected a dense "
                    "one ('awqctl convert' changes the format of the other)");
   }
+  AWQD_RETURN_IF_ERROR(source.CheckAllRead());
   AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard));
-  Quantization report = {.bytes_before = source.tensors().total_bytes()};
-  Quantizer quantizer(source, options, out.get());
-  quantizer.Choose(&report);
-  if (quantizer.empty()) {
+  Quantization report;
+  const std::map<std::string, std::string> paths = Choose(source, options, &report);
+  if (paths.empty()) {
     return Invalid(source.folder().name,
                    ": got no linear to quantise, expected a tensor "
-                   "\"<path>.weight\" of two dimensions that is not left out");
+                   "\"<path>.weight\" of two dimensions that is not left out",
+                   Reasons(report.dense));
   }
-  AWQD_RETURN_IF_ERROR(RewriteTensors(
-      source, out.get(), &report.carried,
-      [&](const std::string& tensor) { return quantizer.Plan(tensor); },
-      [&](const std::string& tensor) { return quantizer.Write(tensor, &report); }, progress));
-  AWQD_ASSIGN_OR_RETURN(const nlohmann::ordered_json settings, quantizer.Settings());
-  AWQD_RETURN_IF_ERROR(RewriteRest(source, settings, "", out.get(), &report.carried));
+  FolderFacts facts = {.rtn = true, .search = options.rtn.search};
+  for (const DenseLinear& linear : report.dense) facts.dense.push_back(linear.path);
+  const auto replaced = [&](const std::string& tensor) -> Replaced {
+    const auto it = paths.find(tensor);
+    if (it == paths.end()) return std::nullopt;
+    return std::vector<std::string>{it->second};
+  };
+  const auto encode = [&](const std::string& path) {
+    return QuantizeLinear(source, options, path, &report);
+  };
+  AWQD_RETURN_IF_ERROR(RewriteFolder(source, *options.target, "", std::move(facts), replaced,
+                                     encode, progress, out.get(), &report));
   AWQD_RETURN_IF_ERROR(source.CheckUnchanged());
-  report.bytes_after = out->tensor_bytes();
   AWQD_RETURN_IF_ERROR(out->Commit());
   return report;
 }
@@ -175,20 +277,16 @@ nlohmann::ordered_json ToJson(const Quantization& quantization) {
                        {"description", linear.scheme},
                        {"in_features", linear.k},
                        {"out_features", linear.n},
-                       {"relative_error", linear.relative},
+                       {"relative_error", linear.norms.relative()},
                        {"max_absolute_error", linear.largest},
                        {"zero_point_0", linear.zero_at_0}});
   }
   for (const DenseLinear& linear : quantization.dense) {
     dense.push_back({{"path", linear.path}, {"why", linear.why}});
   }
-  return {{"linears", std::move(linears)},
-          {"dense", std::move(dense)},
-          {"carried_tensors", quantization.carried.tensors},
-          {"carried_files", quantization.carried.files.size()},
-          {"left_out", quantization.carried.left_out},
-          {"bytes_before", quantization.bytes_before},
-          {"bytes_after", quantization.bytes_after}};
+  Json out = {{"linears", std::move(linears)}, {"dense", std::move(dense)}};
+  out.update(ToJson(static_cast<const Rewritten&>(quantization)));
+  return out;
 }
 
 }  // namespace awqd::tools

@@ -1,4 +1,4 @@
-// Quantize: a dense model to a quantised one by rounding to nearest.
+// Quantize: a dense model to a quantised one by rounding to nearest (Rtn).
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,46 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/tools/diff.h"
 #include "client/tools/encode/target.h"
 #include "client/tools/rewrite.h"
-#include "client/tools/rtn.h"
+#include "kernels/weight.h"
 
 namespace awqd::tools {
+
+struct RtnOptions {
+  int bits = 4;              // 2 to 8
+  int64_t group_size = 128;  // -1: all of K; a divisor of K
+  bool symmetric = false;
+  bool search = false;  // for the range of a group that gives the least squared error
+};
+
+// The scale and the zero of a group, and the codes of its `values`.
+//
+//   symmetric    s = max(max / (2^(b-1) - 1), -min / 2^(b-1)), z = 2^(b-1)
+//   asymmetric   s = (max - min) / (2^b - 1) with 0 in the range, z = round(-min / s)
+//   q = round(w / s) + z, within 0 and 2^b - 1
+//
+// s is rounded to the type of scales first, and what else is computed uses the rounded one. A
+// search multiplies the range by 1, 0.98, ..., 0.5 and keeps the first of the least squared errors.
+// A group of zeros gets the scale 1. False where s is past the range of the type.
+struct RtnGroup {
+  float scale = 1;
+  int zero = 0;
+};
+bool QuantizeGroup(absl::Span<const float> values, const RtnOptions& options, DType scale_dtype,
+                   RtnGroup* group, uint8_t* codes);
+
+// A weight [N, K] of which `read` fills rows of K: in-features of an out-feature.
+using ReadDenseRows = absl::FunctionRef<absl::Status(int64_t begin, int64_t end, float* to)>;
+
+// Scales of FP16 or BF16. INVALID_ARGUMENT naming the element that is no number or past the range.
+absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, DType scale_dtype,
+                               ReadDenseRows read);
 
 struct QuantizeOptions {
   std::string folder;
@@ -31,20 +65,22 @@ struct QuantizedLinear {
   std::string path;
   std::string scheme;
   int64_t k = 0, n = 0;
-  double relative = 0, largest = 0;  // errors, as diff has them
-  bool zero_at_0 = false;            // gptq: AutoGPTQ reads that otherwise
+  SquaredNorms norms;  // errors, as diff has them
+  double largest = 0;
+  bool zero_at_0 = false;  // gptq: AutoGPTQ reads that otherwise
 };
 struct DenseLinear {
   std::string path;
   std::string why;  // it stays as it is
 };
 
-struct Quantization {
+struct Quantization : Rewritten {
   std::vector<QuantizedLinear> linears;
   std::vector<DenseLinear> dense;
-  Carried carried;
-  int64_t bytes_before = 0, bytes_after = 0;  // of all tensors
 };
+
+// INVALID_ARGUMENT for options that no model can be quantised with.
+absl::Status Validate(const QuantizeOptions& options);
 
 // Quantises every tensor "<path>.weight" of two dimensions and of F16, BF16 or F32 that is not left
 // out. INVALID_ARGUMENT for options that the target cannot hold, a model that is quantised, weights

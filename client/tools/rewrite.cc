@@ -1,23 +1,209 @@
-// A folder anew.
+// Copies and replaces tensors, config.json, and the files beside them.
 #include "client/tools/rewrite.h"
 
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/tools/gguf_config.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/json.h"
+#include "kernels/checkpoint/containers/gguf.h"
+#include "kernels/checkpoint/containers/gguf_input.h"
+#include "kernels/checkpoint/containers/json.h"
+#include "kernels/checkpoint/containers/shard_index.h"
+#include "kernels/checkpoint/file.h"
+#include "kernels/checkpoint/quant_settings.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::tools {
 namespace {
 
+// --- The config.json that a GGUF file's metadata make ---
+
 using Json = nlohmann::ordered_json;
+
+struct Config {
+  // The metadata of a GGUF file under the names of config.json: the architecture as "model_type",
+  // the sizes of the model, special tokens. Under "gguf" every key of the file as it
+  // stands there, but those of `left_out`.
+  Json json;
+  // Long arrays, such as the tokenizer's, and why they are not copied.
+  std::vector<std::string> left_out = {};
+  // Whether it has numbers that only Python's JSON has. They are strings here.
+  bool python = false;
+};
+
+using Value = absl::StatusOr<Json>;
+
+constexpr uint64_t kMostValues = 256;   // of an array that is kept
+constexpr uint64_t kMostKeys = 10'000;  // each is looked for among those before it
+
+// The name of a key in config.json. Keys of the model stand behind "<architecture>.".
+struct KeyName {
+  absl::string_view gguf, config;
+};
+constexpr KeyName kModelNames[] = {{"vocab_size", "vocab_size"},
+                                   {"context_length", "max_position_embeddings"},
+                                   {"embedding_length", "hidden_size"},
+                                   {"block_count", "num_hidden_layers"},
+                                   {"feed_forward_length", "intermediate_size"},
+                                   {"attention.head_count", "num_attention_heads"},
+                                   {"attention.head_count_kv", "num_key_value_heads"},
+                                   {"attention.key_length", "head_dim"},
+                                   {"attention.sliding_window", "sliding_window"},
+                                   {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
+                                   {"attention.layer_norm_epsilon", "layer_norm_eps"},
+                                   {"rope.freq_base", "rope_theta"},
+                                   {"expert_count", "num_experts"},
+                                   {"expert_used_count", "num_experts_per_tok"}};
+constexpr KeyName kTokenNames[] = {{"tokenizer.ggml.bos_token_id", "bos_token_id"},
+                                   {"tokenizer.ggml.eos_token_id", "eos_token_id"},
+                                   {"tokenizer.ggml.padding_token_id", "pad_token_id"}};
+
+template <typename T>
+Value Number(model::GgufInput* in) {
+  AWQD_ASSIGN_OR_RETURN(const T value, in->Number<T>("value"));
+  return Json(value);
+}
+
+// The shortest number that is the same FP32: 1e-05, not 9.999999747378752e-06.
+Value Float(model::GgufInput* in) {
+  AWQD_ASSIGN_OR_RETURN(const float value, in->Number<float>("value"));
+  char text[32];
+  const std::to_chars_result end = std::to_chars(text, text + sizeof(text) - 1, value);
+  *end.ptr = '\0';
+  return Json(std::strtod(text, nullptr));
+}
+
+Value Bool(model::GgufInput* in) {
+  AWQD_ASSIGN_OR_RETURN(const uint8_t value, in->Number<uint8_t>("value"));
+  return Json(value != 0);
+}
+
+Value Text(model::GgufInput* in) {
+  AWQD_ASSIGN_OR_RETURN(std::string text, in->Text(static_cast<uint64_t>(in->left()), "value"));
+  return Json(std::move(text));
+}
+
+// By a type's number; null for arrays.
+using ReadValue = Value (*)(model::GgufInput*);
+constexpr ReadValue kRead[] = {Number<uint8_t>,
+                               Number<int8_t>,
+                               Number<uint16_t>,
+                               Number<int16_t>,
+                               Number<uint32_t>,
+                               Number<int32_t>,
+                               Float,
+                               Bool,
+                               Text,
+                               nullptr,
+                               Number<uint64_t>,
+                               Number<int64_t>,
+                               Number<double>};
+
+class Reader {
+ public:
+  explicit Reader(const model::File& file)
+      : in_(&file, limits_.max_header_bytes, limits_.max_array_depth) {}
+
+  absl::StatusOr<Config> Read() {
+    // Checked when the file was opened: magic, version, tensors.
+    AWQD_RETURN_IF_ERROR(in_.Number<uint64_t>("magic and version").status());
+    AWQD_RETURN_IF_ERROR(in_.Number<uint64_t>("count of tensors").status());
+    AWQD_ASSIGN_OR_RETURN(const uint64_t keys, in_.Number<uint64_t>("count of metadata"));
+    if (keys > kMostKeys) {
+      return BadValue("count of metadata", keys, absl::StrCat("at most ", kMostKeys));
+    }
+    for (uint64_t i = 0; i < keys; ++i) {
+      AWQD_ASSIGN_OR_RETURN(const std::string key,
+                            in_.Text(static_cast<uint64_t>(limits_.max_key_bytes), "key"));
+      const absl::Status status = ReadKey(key);
+      if (!status.ok()) {
+        return Prefixed(absl::StrCat("metadata ", Quoted(key, 64)), status);
+      }
+    }
+    return Named();
+  }
+
+ private:
+  absl::Status ReadKey(const std::string& key) {
+    AWQD_ASSIGN_OR_RETURN(const uint32_t type, in_.Number<uint32_t>("type"));
+    if (type == model::kGgufArray) return ReadArray(key);
+    if (type >= std::size(kRead)) return in_.SkipValue(type);  // which says what is wrong
+    AWQD_ASSIGN_OR_RETURN(all_[key], kRead[type](&in_));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadArray(const std::string& key) {
+    model::GgufInput ahead = in_;
+    AWQD_RETURN_IF_ERROR(in_.SkipValue(model::kGgufArray));
+    AWQD_ASSIGN_OR_RETURN(const uint32_t type, ahead.Number<uint32_t>("type of an array"));
+    AWQD_ASSIGN_OR_RETURN(const uint64_t count, ahead.Number<uint64_t>("count of an array"));
+    if (key == "tokenizer.ggml.tokens") tokens_ = count;
+    const bool tokenizer = absl::StartsWith(key, "tokenizer.");
+    if (tokenizer || type == model::kGgufArray || count > kMostValues) {
+      left_out_.push_back(absl::StrCat("metadata ", Quoted(key, 64), " (", count, " values): ",
+                                       tokenizer ? "no tokenizer is made of it" : "a long array"));
+      return absl::OkStatus();
+    }
+    Json values = Json::array();
+    for (uint64_t i = 0; i < count; ++i) {
+      AWQD_ASSIGN_OR_RETURN(Json value, kRead[type](&ahead));
+      values.push_back(std::move(value));
+    }
+    all_[key] = std::move(values);
+    return absl::OkStatus();
+  }
+
+  // Numbers alone: a model whose layers differ has arrays, for which config.json has no common
+  // name.
+  void CopyNumber(const std::string& key, absl::string_view name, Json* to) const {
+    const auto it = all_.find(key);
+    if (it != all_.end() && it->is_number()) (*to)[std::string(name)] = *it;
+  }
+
+  Config Named() {
+    Config out = {Json::object(), std::move(left_out_)};
+    const std::string architecture = all_.value("general.architecture", "");
+    if (!architecture.empty()) out.json["model_type"] = architecture;
+    if (tokens_ > 0) out.json["vocab_size"] = tokens_;
+    for (const auto& [gguf, config] : kModelNames) {
+      CopyNumber(absl::StrCat(architecture, ".", gguf), config, &out.json);
+    }
+    for (const auto& [gguf, config] : kTokenNames) {
+      CopyNumber(std::string(gguf), config, &out.json);
+    }
+    out.json["gguf"] = std::move(all_);
+    return out;
+  }
+
+  const model::GgufLimits limits_;
+  model::GgufInput in_;
+  Json all_ = Json::object();
+  uint64_t tokens_ = 0;
+  std::vector<std::string> left_out_;
+};
+
+absl::StatusOr<Config> ReadGgufConfig(const model::File& file) {
+  absl::StatusOr<Config> out = Reader(file).Read();
+  if (!out.ok()) return Prefixed(file.shown_name(), out.status());
+  return out;
+}
+
+// --- Any folder ---
 
 constexpr int kMaxDepth = 32;
 
@@ -33,10 +219,6 @@ std::string FileOf(const Model& source, const std::string& tensor) {
   if (source.tensors().gguf()) return "model.safetensors";
   const std::string& path = source.tensors().Find(tensor)->file->file().name();
   return path.substr(path.rfind('/') + 1);
-}
-
-absl::StatusOr<GgufConfig> GgufConfigOf(const Model& source) {
-  return ReadGgufConfig(source.tensors().all().begin()->second.file->file());
 }
 
 // Beside the tensors; none of a GGUF file that is given by its own path.
@@ -59,8 +241,31 @@ std::string WhyLeftOut(const Model& source, const std::string& name) {
   return "";
 }
 
-}  // namespace
+absl::StatusOr<Config> OpenConfig(const Model& source) {
+  const Folder& folder = source.folder();
+  if (source.tensors().gguf()) return ReadGgufConfig(source.tensors().first_file());
+  AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
+  // Strict first: the parser below keeps the order of keys, but forgives.
+  const auto checked = model::ParseJsonObject(text, kMaxDepth);
+  if (!checked.ok()) return Prefixed(folder.PathOf(model::kConfigFile), checked.status());
+  const std::optional<std::string> quoted = model::QuotePythonNumbers(text);
+  return Config{.json = Json::parse(quoted.value_or(text), nullptr, /*allow_exceptions=*/false),
+                .python = quoted.has_value()};
+}
 
+void EraseAt(absl::string_view place, Json* object) {
+  const std::pair<absl::string_view, absl::string_view> key =
+      absl::StrSplit(place, absl::MaxSplits('.', 1));
+  const auto it = object->find(std::string(key.first));
+  if (it == object->end()) return;
+  if (key.second.empty()) {
+    object->erase(it);
+  } else if (it->is_object()) {
+    EraseAt(key.second, &*it);
+  }
+}
+
+// A tensor that is written as it is.
 NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& place) {
   return {.name = name,
           .dtype = place.info->dtype,
@@ -68,6 +273,98 @@ NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& pl
           .bytes = place.info->bytes(),
           .read = [place](int64_t at, absl::Span<uint8_t> to) { return ReadPart(place, at, to); }};
 }
+
+// Bytes that the tensors of an encoded linear of that path take in a header, at most.
+int64_t EncodedHeaderBytes(const std::string& path) {
+  constexpr int64_t kSuffixBytes = 32, kMostTensors = 6;
+  return kMostTensors * (SafetensorsWriter::HeaderBytes(path) + kSuffixBytes);
+}
+
+absl::Status AddEncoded(const std::string& path, absl::StatusOr<EncodedLinear> encoded,
+                        FolderFacts* facts, FolderWriter* out) {
+  AWQD_RETURN_IF_ERROR(encoded.status());
+  facts->linears.emplace_back(path, encoded->facts);
+  for (NewTensor& one : encoded->tensors) {
+    one.name = absl::StrCat(path, ".", one.name);
+    AWQD_RETURN_IF_ERROR(out->AddTensor(std::move(one)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RewriteTensors(const Model& source, ReplaceTensor replaced, EncodeLinear encode,
+                            const Progress& progress, FolderFacts* facts, FolderWriter* out,
+                            Carried* carried) {
+  const std::vector<std::string> names = source.tensors().InOrder();
+  int64_t done = 0;
+  const int64_t total = source.tensors().total_bytes();
+  for (size_t begin = 0; begin < names.size();) {
+    const std::string file = FileOf(source, names[begin]);
+    size_t end = begin;
+    int64_t header_bytes = 0;
+    for (; end < names.size() && FileOf(source, names[end]) == file; ++end) {
+      const Replaced paths = replaced(names[end]);
+      if (!paths) header_bytes += SafetensorsWriter::HeaderBytes(names[end]);
+      for (const std::string& path : paths.value_or(std::vector<std::string>())) {
+        header_bytes += EncodedHeaderBytes(path);
+      }
+    }
+    out->BeginShard(file, header_bytes);
+    for (; begin < end; ++begin) {
+      const model::TensorLocation& place = *source.tensors().Find(names[begin]);
+      const Replaced paths = replaced(names[begin]);
+      if (!paths) {
+        AWQD_RETURN_IF_ERROR(out->AddTensor(CarriedTensor(names[begin], place)));
+        ++carried->tensors;
+        carried->tensor_bytes += place.info->bytes();
+      }
+      for (const std::string& path : paths.value_or(std::vector<std::string>())) {
+        const absl::Status status = AddEncoded(path, encode(path), facts, out);
+        if (!status.ok()) return Prefixed(absl::StrCat("linear ", Quoted(path)), status);
+      }
+      done += place.info->bytes();
+      progress(done, total);
+    }
+    AWQD_RETURN_IF_ERROR(out->EndShard());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RewriteRest(const Model& source, const Json& settings, const std::string& dtype,
+                         FolderWriter* out, Carried* carried) {
+  const Folder& folder = source.folder();
+  AWQD_ASSIGN_OR_RETURN(Config config, OpenConfig(source));
+  Json& json = config.json;
+  for (const std::string& place : model::PlacesOfSettings()) EraseAt(place, &json);
+  if (!settings.is_null()) json["quantization_config"] = settings;
+  if (!dtype.empty()) json[json.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (config.python) {
+    text = absl::StrReplaceAll(
+        text, {{"\"NaN\"", "NaN"}, {"\"Infinity\"", "Infinity"}, {"\"-Infinity\"", "-Infinity"}});
+  }
+  AWQD_RETURN_IF_ERROR(out->WriteText(std::string(model::kConfigFile), text));
+  absl::c_copy(config.left_out, std::back_inserter(carried->left_out));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(source));
+  const std::vector<std::string> sources = source.tensors().FileNames();
+  const bool indexed = absl::c_linear_search(files, model::kIndexFile);
+  if (indexed || out->shards() > 1) AWQD_RETURN_IF_ERROR(out->WriteIndex());
+  for (const std::string& name : files) {
+    if (name == model::kConfigFile || name == model::kIndexFile ||
+        absl::c_linear_search(sources, name)) {
+      continue;
+    }
+    if (const std::string why = WhyLeftOut(source, name); !why.empty()) {
+      carried->left_out.push_back(absl::StrCat(name, ": ", why));
+      continue;
+    }
+    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
+    AWQD_RETURN_IF_ERROR(out->Copy(file, name));
+    carried->files.push_back(name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status CheckRewritable(const Model& source) {
   if (!source.tensors().gguf()) return absl::OkStatus();
@@ -83,82 +380,31 @@ absl::Status CheckRewritable(const Model& source) {
   return absl::OkStatus();
 }
 
-absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* carried,
-                            absl::FunctionRef<Rewritten(const std::string& tensor)> plan,
-                            absl::FunctionRef<absl::Status(const std::string& tensor)> write,
-                            const Progress& progress) {
-  const std::vector<std::string> names = source.tensors().InOrder();
-  int64_t done = 0;
-  for (size_t begin = 0; begin < names.size();) {
-    const std::string file = FileOf(source, names[begin]);
-    size_t end = begin;
-    int64_t header_bytes = 0;
-    for (; end < names.size() && FileOf(source, names[end]) == file; ++end) {
-      const Rewritten what = plan(names[end]);
-      header_bytes += what.carried ? SafetensorsWriter::HeaderBytes(names[end]) : what.header_bytes;
-    }
-    AWQD_RETURN_IF_ERROR(out->BeginShard(file, header_bytes));
-    for (; begin < end; ++begin) {
-      const model::TensorLocation& place = *source.tensors().Find(names[begin]);
-      if (plan(names[begin]).carried) {
-        AWQD_RETURN_IF_ERROR(out->AddTensor(CarriedTensor(names[begin], place)));
-        ++carried->tensors;
-        carried->tensor_bytes += place.info->bytes();
-      } else {
-        AWQD_RETURN_IF_ERROR(write(names[begin]));
-      }
-      done += place.info->bytes();
-      progress(done, source.tensors().total_bytes());
-    }
-    AWQD_RETURN_IF_ERROR(out->EndShard());
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Json> ReadConfig(const Model& source) {
-  const Folder& folder = source.folder();
-  if (source.tensors().gguf()) {
-    AWQD_ASSIGN_OR_RETURN(GgufConfig made, GgufConfigOf(source));
-    return std::move(made.config);
-  }
-  AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
-  // Strict first: the parser below keeps the order of keys, but forgives.
-  const auto checked = model::ParseJsonObject(text, kMaxDepth);
-  if (!checked.ok()) return Prefixed(folder.PathOf(model::kConfigFile), checked.status());
-  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  AWQD_ASSIGN_OR_RETURN(Config config, OpenConfig(source));
+  return std::move(config.json);
 }
 
-absl::Status RewriteRest(const Model& source, const Json& settings, const std::string& dtype,
-                         FolderWriter* out, Carried* carried) {
-  const Folder& folder = source.folder();
-  AWQD_ASSIGN_OR_RETURN(Json config, ReadConfig(source));
-  config.erase("quantization_config");
-  if (!settings.is_null()) config["quantization_config"] = settings;
-  if (!dtype.empty()) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+absl::Status RewriteFolder(const Model& source, const Target& target, const std::string& dtype,
+                           FolderFacts facts, ReplaceTensor replaced, EncodeLinear encode,
+                           const Progress& progress, FolderWriter* out, Rewritten* report) {
+  report->bytes_before = source.tensors().total_bytes();
   AWQD_RETURN_IF_ERROR(
-      out->WriteText(std::string(model::kConfigFile),
-                     config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
-  if (source.tensors().gguf()) {
-    AWQD_ASSIGN_OR_RETURN(const GgufConfig made, GgufConfigOf(source));
-    absl::c_copy(made.left_out, std::back_inserter(carried->left_out));
+      RewriteTensors(source, replaced, encode, progress, &facts, out, &report->carried));
+  report->bytes_after = out->tensor_bytes();
+  Json settings;  // null
+  if (target.settings != nullptr) {
+    AWQD_ASSIGN_OR_RETURN(settings, target.settings(facts));
   }
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(source));
-  const bool indexed = absl::c_linear_search(files, model::kIndexFile);
-  if (indexed || out->shards() > 1) AWQD_RETURN_IF_ERROR(out->WriteIndex());
-  for (const std::string& name : files) {
-    if (name == model::kConfigFile || name == model::kIndexFile ||
-        absl::c_linear_search(source.tensors().file_names(), name)) {
-      continue;
-    }
-    if (const std::string why = WhyLeftOut(source, name); !why.empty()) {
-      carried->left_out.push_back(absl::StrCat(name, ": ", why));
-      continue;
-    }
-    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
-    AWQD_RETURN_IF_ERROR(out->Copy(file, name));
-    carried->files.push_back(name);
-  }
-  return absl::OkStatus();
+  return RewriteRest(source, settings, dtype, out, &report->carried);
+}
+
+Json ToJson(const Rewritten& report) {
+  return {{"carried_tensors", report.carried.tensors},
+          {"carried_files", report.carried.files.size()},
+          {"left_out", report.carried.left_out},
+          {"bytes_before", report.bytes_before},
+          {"bytes_after", report.bytes_after}};
 }
 
 }  // namespace awqd::tools

@@ -89,6 +89,10 @@ absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
   return text.substr(0, limit);
 }
 
+void AddNote(absl::string_view text, std::string* note) {
+  if (!text.empty()) absl::StrAppend(note, note->empty() ? "" : "; ", text);
+}
+
 std::string FormatBytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
   if (bytes < 1024) return absl::StrCat(bytes, " B");

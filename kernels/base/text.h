@@ -20,6 +20,9 @@ std::string Quoted(absl::string_view text, size_t max_bytes = 128);
 // The longest prefix of at most `limit` bytes that ends between two UTF-8 characters.
 absl::string_view ClipUtf8(absl::string_view text, size_t limit);
 
+// Adds a text to a note for people, behind "; " where it has one. Nothing for an empty text.
+void AddNote(absl::string_view text, std::string* note);
+
 // "1.5 GiB"; below 1 KiB "940 B".
 std::string FormatBytes(int64_t bytes);
 

@@ -1,23 +1,31 @@
 // Opening a checkpoint's files, and reading linears of them.
 #include "kernels/checkpoint/checkpoint.h"
 
+#include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/huge_pages.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/host_memory.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
+#include "kernels/checkpoint/containers/gguf.h"
 #include "kernels/checkpoint/folder_snapshot.h"
-#include "kernels/checkpoint/gguf.h"
+#include "kernels/checkpoint/quant_settings.h"
 #include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {
 namespace {
 
+// How the paths of fused projections end.
+constexpr absl::string_view kFusedQkv = ".qkv_proj", kFusedGateUp = ".gate_up_proj";
+
 // At least so many bytes, of any contents.
 void Reserve(int64_t bytes, std::vector<uint8_t>* scratch) {
   if (static_cast<int64_t>(scratch->size()) >= bytes) return;
-  *scratch = {};  // first free, then allocate
+  std::vector<uint8_t>().swap(*scratch);  // first free, then allocate
   scratch->reserve(bytes);
   AdviseHugePages(scratch->data(), bytes);
   scratch->resize(bytes);
@@ -31,68 +39,107 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const RepositoryRoot& root, absl::st
   out.name_ = std::string(name);
   out.cancelled_ = cancelled;
   const FolderSnapshot folder(root, name, &out.read_);
-  AWQD_ASSIGN_OR_RETURN(const std::string gguf, FindGguf(folder, name));
-  if (gguf.empty()) {
-    AWQD_RETURN_IF_ERROR(out.FindConfig(folder));
-    AWQD_RETURN_IF_ERROR(out.OpenFiles(folder));
-  } else {
-    AWQD_RETURN_IF_ERROR(out.OpenGgufFile(folder, gguf));
-  }
-  AWQD_RETURN_IF_ERROR(out.FindLinears());
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> gguf, FindGguf(folder, name));
+  AWQD_RETURN_IF_ERROR(gguf.empty() ? out.OpenFolder(folder) : out.OpenGguf(folder, gguf));
   return out;
 }
 
-absl::Status Checkpoint::FindConfig(const FileSource& root) {
-  AWQD_ASSIGN_OR_RETURN(const QuantSettings config, ReadQuantSettings(root, name_));
-  absl::StatusOr<FoundFormat> found = FindFormat(config.settings);
-  if (!found.ok()) return Prefixed(config.place, found.status());
+absl::Status Checkpoint::OpenGguf(const FileSource& root, const std::vector<std::string>& paths) {
+  AWQD_ASSIGN_OR_RETURN(TensorFiles opened, OpenGgufFiles(root, paths, cancelled_));
+  files_ = std::move(opened.files);
+  tensors_ = std::move(opened.tensors);
+  std::vector<const TensorMap*> tensors;
+  for (const auto& file : files_) tensors.push_back(&file->tensors());
+  found_ = FormatOfGguf(opened.architecture, tensors);
+  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config, cancelled_));
+  return FindLinears();
+}
+
+absl::Status Checkpoint::OpenFolder(const FileSource& root) {
+  const auto config = ReadConfigSettings(root, name_);
+  if (absl::IsNotFound(config.status())) {
+    return NameFamily(root, name_, config.status(), cancelled_);
+  }
+  if (!config.ok()) return config.status();
+  const std::optional<QuantSettings>& own = *config;
+  std::optional<QuantSettings> side;
+  if (!own) {
+    AWQD_ASSIGN_OR_RETURN(side, ReadSideSettings(root, name_));
+  }
+  if (!own && !side) {
+    const absl::Status nothing =
+        Invalid(name_, "/", kConfigFile, ": quantization_config: got nothing, expected it here ",
+                "or a quant_config.json, quantize_config.json or ", kModelOptFile,
+                " beside it (not a quantised checkpoint?)");
+    return NameFamily(root, name_, nothing, cancelled_);
+  }
+  // Settings that no format reads are told first: the files may be of any kind.
+  absl::Status status = FindRules(own ? *own : *side);
+  if (!own && !status.ok()) return status;
+  absl::StatusOr<TensorFiles> opened = OpenTensorFiles(root, name_, cancelled_);
+  if (!opened.ok()) return status.ok() ? opened.status() : status;
+  files_ = std::move(opened->files);
+  tensors_ = std::move(opened->tensors);
+  respelled_ = std::move(opened->respelled);
+  if (status.ok()) status = FindLinears();
+  if (own) status = ChooseSettings(root, *own, status);
+  AddNote(opened->note, &found_.config.note);
+  const auto is_fused = [](const LinearLocation& linear) {
+    return absl::EndsWith(linear.path, kFusedQkv);
+  };
+  if (absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
+  return status;
+}
+
+// Settings beside config.json are for this model where config.json still has those of the model
+// that it was made from. The tensors tell: those settings are better whose rules match more of the
+// linears that can be read, and after that those that leave fewer linears unread. A linear that is
+// read by its tensors alone says nothing.
+absl::Status Checkpoint::ChooseSettings(const FileSource& root, const QuantSettings& own,
+                                        const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return status;
+  if (status.ok() && absl::StartsWith(found_.quant_method, "modelopt")) return status;
+  const absl::StatusOr<std::optional<QuantSettings>> side =
+      ReadSideSettings(root, name_, /*modelopt_alone=*/status.ok());
+  if (!side.ok() || !*side) return status;
+  const auto rate = [this] {
+    return std::pair(static_cast<int64_t>(linears_.size()) - unmatched_,
+                     -static_cast<int64_t>(unserved_.size()));
+  };
+  const auto rate_of_own = rate();
+  if (FindLinearsOf(**side).ok() && (!status.ok() || rate() > rate_of_own)) {
+    AddNote(absl::StrCat(own.place, " has no effect: the tensors are those of ", (*side)->place),
+            &found_.config.note);
+    return absl::OkStatus();
+  }
+  return FindLinearsOf(own);
+}
+
+absl::Status Checkpoint::FindRules(const QuantSettings& settings) {
+  absl::StatusOr<FoundFormat> found = FindFormat(settings.settings);
+  if (!found.ok()) return Prefixed(settings.place, found.status());
   found_ = *std::move(found);
   absl::StatusOr<LinearRules> rules = LinearRules::Make(found_.config, cancelled_);
-  if (!rules.ok()) return Prefixed(config.place, rules.status());
+  if (!rules.ok()) return Prefixed(settings.place, rules.status());
   rules_ = *std::move(rules);
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::OpenFiles(const FileSource& root) {
-  AWQD_ASSIGN_OR_RETURN(TensorFiles opened, OpenTensorFiles(root, name_, cancelled_));
-  for (auto& file : opened.files) AWQD_RETURN_IF_ERROR(AddFile(std::move(file)));
-  return opened.index ? CheckIndex(*opened.index) : absl::OkStatus();
+absl::Status Checkpoint::FindLinearsOf(const QuantSettings& settings) {
+  AWQD_RETURN_IF_ERROR(FindRules(settings));
+  return FindLinears();
 }
 
-absl::Status Checkpoint::OpenGgufFile(const FileSource& root, const std::string& path) {
-  AWQD_ASSIGN_OR_RETURN(File file, root.OpenFile(path));
-  AWQD_ASSIGN_OR_RETURN(GgufFile gguf, OpenGguf(std::move(file), {.cancelled = cancelled_}));
-  found_ = FormatOfGguf(gguf);
-  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config, cancelled_));
-  return AddFile(std::make_shared<const TensorFile>(std::move(gguf.tensors)));
+std::string ToString(const Remarks& remarks) {
+  return absl::StrJoin(remarks, "; ", [](std::string* out, const auto& remark) {
+    absl::StrAppend(out, remark.second,
+                    remark.second == 1 ? " linear: " : " linears: ", remark.first);
+  });
 }
 
-absl::Status Checkpoint::AddFile(std::shared_ptr<const TensorFile> opened) {
-  const auto& file = files_.emplace_back(std::move(opened));
-  for (const auto& [name, info] : file->tensors()) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-    const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
-    if (!fresh) {
-      return Invalid("tensor ", Quoted(name), ": is in two files, ",
-                     it->second.file->file().shown_name(), " and ", file->file().shown_name());
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Checkpoint::CheckIndex(const ShardIndex& index) const {
-  for (size_t i = 0; i < index.size(); ++i) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-    const auto [tensor, file] = index[i];
-    const auto it = tensors_.find(tensor);
-    const std::string path = absl::StrCat(name_, "/", file);
-    if (it != tensors_.end() && it->second.file->file().name() == path) continue;
-    return Invalid(
-        name_, "/", kIndexFile, ": tensor ", Quoted(tensor), ": expected in ", Quoted(file),
-        it == tensors_.end() ? ", which does not hold it"
-                             : absl::StrCat(", found in ", it->second.file->file().shown_name()));
-  }
-  return absl::OkStatus();
+int Checkpoint::ignored_tensors() const {
+  return static_cast<int>(
+      absl::c_count_if(tensors_, [](const auto& entry) { return !entry.second.quantised(); }));
 }
 
 int64_t Checkpoint::total_bytes() const {
@@ -101,21 +148,33 @@ int64_t Checkpoint::total_bytes() const {
   return bytes;
 }
 
-absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
-                                            std::vector<uint8_t>* scratch) const {
-  return Decode(linear, /*codes=*/true, scratch);
-}
-
-absl::StatusOr<HostWeight> Checkpoint::Describe(const LinearLocation& linear,
-                                                std::vector<uint8_t>* scratch) const {
-  return Decode(linear, /*codes=*/false, scratch);
+std::vector<std::vector<int64_t>> Checkpoint::FindFused(const LinearLocation& linear) const {
+  std::vector<std::vector<int64_t>> out;
+  const std::vector<int64_t>& shape = linear.codes().info->shape;
+  if (shape.size() != 2 || !linear.slice_of.empty()) return out;
+  const int64_t n = shape[0];
+  if (absl::EndsWith(linear.path, kFusedGateUp) && n % 2 == 0) out = {{n / 2, n / 2}};
+  if (!absl::EndsWith(linear.path, kFusedQkv)) return out;
+  for (const AttentionRows& rows : attention_) {
+    if (rows.q + rows.k + rows.v == n) out.push_back({rows.q, rows.k, rows.v});
+  }
+  if (out.empty()) return out;
+  // Some models lay q, k and v of some heads behind one another, and then those of the next.
+  for (const AttentionRows& rows : attention_) {
+    for (int64_t chunks = 2; chunks <= rows.key_value_heads; ++chunks) {
+      if (rows.q + rows.k + rows.v != n || rows.key_value_heads % chunks != 0) continue;
+      out.emplace_back(chunks, n / chunks);
+    }
+  }
+  return out;
 }
 
 absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool codes,
-                                              std::vector<uint8_t>* scratch) const {
+                                              std::vector<uint8_t>* scratch,
+                                              Remarks* remarks) const {
   const Format& format = *linear.rule->format;
   Reserve(codes ? linear.bytes : linear.bytes - linear.codes().info->bytes(), scratch);
-  // What the file calls it, which is not what a slice is called.
+  // The path in the file. That of a slice is another.
   const std::string& stored = linear.slice_of.empty() ? linear.path : linear.slice_of;
   LinearTensors tensors;
   int64_t at = 0;
@@ -123,6 +182,7 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
     const int64_t size = location.info->bytes();
     TensorView& view = tensors[suffix];
     view = {location.info->dtype, location.info->shape, {}, linear.experts};
+    if (suffix == format.suffixes.front()) view.fused = FindFused(linear);
     if (!codes && suffix == format.suffixes.front()) {
       view.bytes = absl::Span<const uint8_t>(nullptr, size);
       continue;
@@ -137,18 +197,19 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
     view.bytes = bytes;
     at += size;
   }
-  absl::StatusOr<HostWeight> out = format.decode(linear.rule->settings, tensors);
-  if (out.ok()) return out;
+  absl::StatusOr<HostWeight> out = format.Decode(linear.rule->settings, tensors);
+  if (out.ok()) {
+    if (remarks == nullptr || format.remark == nullptr) return out;
+    const std::string remark = format.remark(linear.rule->settings, tensors);
+    if (!remark.empty()) ++(*remarks)[remark];
+    return out;
+  }
   return Prefixed(
       absl::StrCat(linear.codes().file->file().shown_name(), ": weight ", Quoted(linear.path),
                    linear.slice_of.empty()
                        ? ""
                        : absl::StrCat(" (a slice of ", Quoted(linear.slice_of), ")")),
       out.status());
-}
-
-absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
-  return read_.CheckUnchanged(root);
 }
 
 }  // namespace awqd::model

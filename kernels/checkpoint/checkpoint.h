@@ -17,16 +17,12 @@
 #include "kernels/checkpoint/file.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/linear_rules.h"
+#include "kernels/checkpoint/quant_settings.h"
 #include "kernels/checkpoint/repository_root.h"
-#include "kernels/checkpoint/shard_index.h"
+#include "kernels/checkpoint/tensor_names.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
-
-struct TensorLocation {
-  const TensorFile* file = nullptr;
-  const TensorInfo* info = nullptr;
-};
 
 // One quantised linear: where its tensors are. They may lie in different files.
 struct LinearLocation {
@@ -34,8 +30,8 @@ struct LinearLocation {
   std::map<std::string, TensorLocation, std::less<>> tensors;  // by suffix
   int64_t bytes = 0;                                           // in the files, all tensors
   const LinearRule* rule = nullptr;                            // what it is decoded with
-  // Of an expert that is a slice of tensors with all experts: the path that those are under,
-  // "model.layers.0.mlp.experts.up_proj". Else empty.
+  // The path of the tensors with all experts that an expert is a slice of,
+  // "model.layers.0.mlp.experts.up_proj". Empty for others.
   std::string slice_of;
   int64_t experts = 1;  // that the tensors of that path hold
 
@@ -44,13 +40,19 @@ struct LinearLocation {
   }
 };
 
+// The remarks of formats, and the number of linears that each is on.
+using Remarks = std::map<std::string, int64_t>;
+// "12 linears: ...; 1 linear: ..."; empty without remarks.
+std::string ToString(const Remarks& remarks);
+
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
 class Checkpoint {
  public:
   // `name`: directory or GGUF file beneath the root; a directory is opened once. NOT_FOUND no such
   // entry, UNIMPLEMENTED a format that is not read, INVALID_ARGUMENT anything wrong with the files,
-  // each naming file and tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, of
-  // later reads too; null: never. It outlives the checkpoint.
+  // each naming file and tensor, or a file that is there twice. One linear that cannot be read
+  // refuses no other; the reason of the first is the error where no linear can be. UNAVAILABLE once
+  // `cancelled`, of later reads too; null: never. It outlives the checkpoint.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name,
                                          const std::atomic<bool>* cancelled = nullptr);
 
@@ -59,66 +61,76 @@ class Checkpoint {
   const std::string& quant_method() const { return found_.quant_method; }
   // For the log: what of its settings has no effect here. Mostly empty.
   const std::string& note() const { return found_.config.note; }
-  // Which linears are quantised, by its settings.
+  // The settings of each linear.
   const LinearRules& rules() const { return rules_; }
   // In the order of their names.
   absl::Span<const std::shared_ptr<const TensorFile>> files() const { return files_; }
   // In the order of their place on disk.
   absl::Span<const LinearLocation> linears() const { return linears_; }
-  // Tensors that belong to no quantised linear.
-  int ignored_tensors() const { return ignored_tensors_; }
+  // The others, as far as headers and settings show it: decoding may find more.
+  const UnservedLinears& unserved() const { return unserved_; }
+  // The account of every tensor, by name: each belongs to a linear above, to one that cannot be
+  // read, or is not quantised. Of a tensor that several files have, the one that counts.
+  const std::map<absl::string_view, TensorLocation>& tensors() const { return tensors_; }
+  // Tensors that are not quantised.
+  int ignored_tensors() const;
   int64_t total_bytes() const;  // of all linears
 
   // Reads and decodes one linear. `scratch` holds the raw tensors and is kept between calls so
   // that its memory is reused; contents on return are unspecified.
-  absl::StatusOr<HostWeight> Read(const LinearLocation& linear,
-                                  std::vector<uint8_t>* scratch) const;
+  // Format::remark goes to `remarks`, which may be null.
+  absl::StatusOr<HostWeight> Read(const LinearLocation& linear, std::vector<uint8_t>* scratch,
+                                  Remarks* remarks = nullptr) const {
+    return Decode(linear, /*codes=*/true, scratch, remarks);
+  }
 
   // The same without the codes, which are not read: what memory the linear will take follows from
   // it. Reads its other tensors, mostly some hundredths of it.
-  absl::StatusOr<HostWeight> Describe(const LinearLocation& linear,
-                                      std::vector<uint8_t>* scratch) const;
+  absl::StatusOr<HostWeight> Describe(const LinearLocation& linear, std::vector<uint8_t>* scratch,
+                                      Remarks* remarks = nullptr) const {
+    return Decode(linear, /*codes=*/false, scratch, remarks);
+  }
 
   // INVALID_ARGUMENT when a file that Open read or looked for, settings and index too, was written
   // to, truncated or replaced since, or the folder is another one.
-  absl::Status CheckUnchanged(const RepositoryRoot& root) const;
+  absl::Status CheckUnchanged(const RepositoryRoot& root) const {
+    return read_.CheckUnchanged(root);
+  }
 
  private:
-  absl::Status FindConfig(const FileSource& root);
-  absl::Status OpenFiles(const FileSource& root);
-  absl::Status OpenGgufFile(const FileSource& root, const std::string& path);
-  absl::Status AddFile(std::shared_ptr<const TensorFile> opened);
-  absl::Status CheckIndex(const ShardIndex& index) const;
+  absl::Status OpenGguf(const FileSource& root, const std::vector<std::string>& paths);
+  absl::Status OpenFolder(const FileSource& root);
+  // `status`: what FindLinears said of the settings `own`, which are those of config.json.
+  absl::Status ChooseSettings(const FileSource& root, const QuantSettings& own,
+                              const absl::Status& status);
+  // The format and the rules of these settings, and with FindLinearsOf the linears, in the place of
+  // those that were there.
+  absl::Status FindRules(const QuantSettings& settings);
+  absl::Status FindLinearsOf(const QuantSettings& settings);
+  // Fills the account, linears_ and unserved_.
+  class Resolver;
   absl::Status FindLinears();
-  absl::Status AddTensor(const Format& format, absl::string_view name,
-                         const TensorLocation& location);
-  absl::StatusOr<LinearLocation> Locate(absl::string_view path, const LinearRule& rule) const;
-  // One linear, or one for each expert where its tensors hold several.
-  absl::Status AddLinear(LinearLocation linear);
-  absl::Status CheckExpertsOnce() const;
   // Brings linears_ into the order of their place on disk.
   void SortLinears();
-  absl::Status CheckNoOrphan(const Format& format, absl::string_view path,
-                             absl::string_view suffix) const;
-  absl::Status CheckNoneUnread(const Format& format, absl::string_view name) const;
-  // Whether the tensor that marks a linear of that path is there, and every tensor that it needs
-  // beside its codes.
-  bool HasCodes(const Format& format, absl::string_view path) const;
-  bool HasCompanions(const Format& format, absl::string_view path) const;
 
+  // TensorView::fused of the linear's codes.
+  std::vector<std::vector<int64_t>> FindFused(const LinearLocation& linear) const;
   absl::StatusOr<HostWeight> Decode(const LinearLocation& linear, bool codes,
-                                    std::vector<uint8_t>* scratch) const;
+                                    std::vector<uint8_t>* scratch, Remarks* remarks) const;
 
   std::string name_;
   const std::atomic<bool>* cancelled_ = nullptr;
   FilesRead read_;
+  std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
   FoundFormat found_;
   LinearRules rules_;
   std::vector<std::shared_ptr<const TensorFile>> files_;
-  std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_
+  RespelledTensors respelled_;
+  std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_ and respelled_
   std::deque<TensorInfo> slices_;                        // stay where they are: linears_ point here
   std::vector<LinearLocation> linears_;
-  int ignored_tensors_ = 0;
+  int64_t unmatched_ = 0;     // of those: read by their tensors alone, as no rule's targets match
+  UnservedLinears unserved_;  // stay where they are: tensors_ points here
 };
 
 }  // namespace awqd::model

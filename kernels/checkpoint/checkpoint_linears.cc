@@ -1,158 +1,303 @@
-// Finding the linears among a checkpoint's tensors.
+// Finding the linears among a checkpoint's tensors, and what every tensor belongs to.
 #include <iterator>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint.h"
 #include "kernels/checkpoint/experts.h"
-#include "kernels/checkpoint/safetensors.h"
+#include "kernels/checkpoint/linear_fit.h"
 #include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {
+namespace {
 
-// Companions without the tensor that marks a linear: a linear that lost its codes, unless only one
-// of several is there, which an unquantised module may well call "scales".
-absl::Status Checkpoint::CheckNoOrphan(const Format& format, absl::string_view path,
-                                       absl::string_view suffix) const {
-  if (!HasCompanions(format, path)) return absl::OkStatus();
-  if (HasCodes(format, path)) return absl::OkStatus();
-  const absl::string_view marker = format.suffixes.front();
-  const auto codes = tensors_.find(TensorName(format, path, marker));
-  const std::string found = codes == tensors_.end()
-                                ? "is missing"
-                                : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32),
-                                               ", not ", absl::StrJoin(format.code_dtypes, " or "));
-  return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found, ", but \"",
-                 suffix, "\" exists");
+// The most rules that are tried of those that match a path, and of those that do not.
+constexpr size_t kMaxTried = 64;
+
+// Whether two rules decode a linear alike.
+bool SameReading(const LinearRule& a, const LinearRule& b) {
+  return a.format == b.format && a.settings == b.settings;
 }
 
-bool Checkpoint::HasCodes(const Format& format, absl::string_view path) const {
-  const absl::string_view marker = format.suffixes.front();
-  const auto codes = tensors_.find(TensorName(format, path, marker));
-  return codes != tensors_.end() && IsMarker(format, marker, *codes->second.info);
-}
+}  // namespace
 
-bool Checkpoint::HasCompanions(const Format& format, absl::string_view path) const {
-  return absl::c_all_of(format.suffixes, [&](absl::string_view suffix) {
-    return suffix == format.suffixes.front() || IsOptional(format, suffix) ||
-           IsCommon(format, suffix) || tensors_.contains(TensorName(format, path, suffix));
-  });
-}
-
-absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
-                                                  const LinearRule& rule) const {
-  const Format& format = *rule.format;
-  LinearLocation out = {.path = std::string(path), .rule = &rule};
-  for (absl::string_view suffix : format.suffixes) {
-    const auto it = tensors_.find(TensorName(format, path, suffix));
-    if (it != tensors_.end()) {
-      out.tensors.emplace(std::string(suffix), it->second);
-      out.bytes += it->second.info->bytes();  // each is at most its file's size: no overflow
-    } else if (!IsOptional(format, suffix)) {
-      return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
-                     "\" is missing, expected ", absl::StrJoin(format.suffixes, ", "),
-                     " (optional: ", absl::StrJoin(format.optional_suffixes, ", "), ")");
+// Goes through the paths that tensors name, and then through the tensors that none of these took.
+class Checkpoint::Resolver {
+ public:
+  explicit Resolver(Checkpoint* checkpoint)
+      : out_(*checkpoint),
+        tensors_(checkpoint->name_, &checkpoint->tensors_, checkpoint->cancelled_) {
+    for (const auto& rule : out_.rules_.all()) {
+      if (!rule->unread.ok()) continue;
+      if (!absl::c_linear_search(formats_, rule->format)) formats_.push_back(rule->format);
+      const auto same = [&](const LinearRule* other) { return SameReading(*other, *rule); };
+      if (readings_.size() <= kMaxTried && absl::c_none_of(readings_, same)) {
+        readings_.push_back(rule.get());
+      }
     }
   }
-  if (format.lacks == nullptr) return out;
-  const auto has = [&](absl::string_view suffix) { return out.tensors.contains(suffix); };
-  if (const absl::string_view suffix = format.lacks(rule.settings, has); !suffix.empty()) {
-    return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
-                   "\" is missing; the settings say that it exists");
-  }
-  return out;
-}
 
-absl::Status Checkpoint::AddLinear(LinearLocation linear) {
-  ignored_tensors_ -= static_cast<int>(linear.tensors.size());
-  if (!HoldsAllExperts(linear)) {
-    linears_.push_back(std::move(linear));
+  absl::Status Resolve() {
+    AWQD_ASSIGN_OR_RETURN(const std::set<absl::string_view> paths, FindPaths());
+    for (const absl::string_view path : paths) AWQD_RETURN_IF_ERROR(ResolvePath(path));
+    AWQD_RETURN_IF_ERROR(ResolveExpertsOnce());
+    for (const auto& [name, entry] : out_.tensors_) {
+      AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+      if (!entry.quantised()) AWQD_RETURN_IF_ERROR(ResolveOther(name, entry));
+    }
+    AddNotes();
     return absl::OkStatus();
   }
-  absl::StatusOr<std::vector<LinearLocation>> experts = SliceExperts(linear, &slices_);
-  if (!experts.ok()) return Prefixed(name_, experts.status());
-  absl::c_move(*experts, std::back_inserter(linears_));
-  return absl::OkStatus();
-}
 
-// An expert may have tensors of its own, or be a slice of others, but not both.
-absl::Status Checkpoint::CheckExpertsOnce() const {
-  std::set<absl::string_view> own;
-  for (const LinearLocation& linear : linears_) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-    if (linear.slice_of.empty()) own.insert(linear.path);
+ private:
+  // The paths of linears in a format of the rules, by their codes or by what is left of them.
+  absl::StatusOr<std::set<absl::string_view>> FindPaths() {
+    std::set<absl::string_view> paths;
+    for (const auto& [name, entry] : out_.tensors_) {
+      AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+      for (const Format* format : formats_) {
+        const auto [path, suffix] = SplitTensorName(*format, name);
+        if (suffix.empty() || paths.contains(path)) continue;
+        const bool tells = IsMarker(*format, suffix, *entry.info) ||
+                           (suffix != format->suffixes.front() && TellsOfLinear(*format, suffix) &&
+                            tensors_.HasCompanions(*format, path));
+        if (tells) paths.insert(path);
+      }
+    }
+    return paths;
   }
-  for (const LinearLocation& linear : linears_) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-    if (linear.slice_of.empty() || !own.contains(linear.path)) continue;
-    return Invalid(name_, ": weight ", Quoted(linear.path),
-                   ": has tensors of its own and is also a slice of ", Quoted(linear.slice_of));
-  }
-  return absl::OkStatus();
-}
 
-// Of a strict format: a tensor that has none of its suffixes.
-absl::Status Checkpoint::CheckNoneUnread(const Format& format, absl::string_view name) const {
-  const absl::string_view path = ModuleOf(format, name);
-  const bool foreign =
-      !format.foreign_ending.empty() && absl::EndsWith(name, format.foreign_ending);
-  if (!foreign && !HasCodes(format, path)) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
-  if (rule == nullptr || rule->format != &format) return absl::OkStatus();
-  return Invalid(name_, ": tensor ", Quoted(name), ": format ", format.name,
-                 " has no such tensor, expected \"<path>", format.separator, "\" and one of ",
-                 absl::StrJoin(format.suffixes, ", "));
-}
+  // The rule that reads a path, or the reason that none does.
+  struct Findings {
+    bool fits = false;
+    LinearFit fit;                             // where one does
+    absl::Status reason;                       // where none does: that of the nearest rule
+    bool near = false;                         // the reason's rule has the codes
+    bool unread = false;                       // the reason's rule cannot be read
+    bool left_out = false, unmatched = false;  // by the settings, though a rule fits
+  };
 
-// What a tensor is to the linears of `format`.
-absl::Status Checkpoint::AddTensor(const Format& format, absl::string_view name,
-                                   const TensorLocation& location) {
-  const auto [path, suffix] = SplitTensorName(format, name);
-  if (suffix.empty()) return format.strict ? CheckNoneUnread(format, name) : absl::OkStatus();
-  const bool marks = IsMarker(format, suffix, *location.info);
-  AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
-  if (rule == nullptr && format.strict && marks && HasCompanions(format, path)) {
-    return Invalid(name_, ": weight ", Quoted(path), ": got codes of format ", format.name,
-                   ", but the settings say that it is not quantised");
+  // Whether `rule` settles what the path is.
+  bool TryRule(absl::string_view path, const LinearRule& rule, Findings* out) {
+    if (!rule.unread.ok()) {
+      out->unread = true;
+      out->reason = tensors_.Error(path, rule.unread.code(), rule.unread.message());
+      return true;
+    }
+    absl::StatusOr<LinearFit> fit = tensors_.Fit(path, rule);
+    if (fit.ok()) {
+      out->fit = *std::move(fit);
+      out->fits = true;
+      return true;
+    }
+    const bool near = tensors_.CheckCodes(path, *rule.format).ok();
+    if (out->reason.ok() || (near && !out->near)) {
+      out->reason = fit.status();
+      out->near = near;
+    }
+    return absl::IsUnavailable(fit.status());
   }
-  if (rule == nullptr || rule->format != &format) return absl::OkStatus();
-  if (suffix != format.suffixes.front()) {
-    return TellsOfLinear(format, suffix) ? CheckNoOrphan(format, path, suffix) : absl::OkStatus();
+
+  // The rules whose targets match the path, and where none has its tensors, the others: files spell
+  // modules in ways that the settings do not know. Of those just one may fit.
+  absl::StatusOr<Findings> FindRule(absl::string_view path) {
+    Findings out;
+    bool left_out = false;
+    size_t matched = 0;
+    const auto visit = [&](const LinearRule* rule) {
+      left_out |= rule == nullptr;
+      if (rule == nullptr) return true;
+      return !TryRule(path, *rule, &out) && ++matched < kMaxTried;
+    };
+    AWQD_RETURN_IF_ERROR(out_.rules_.VisitRules(path, visit, out_.cancelled_));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+    out.left_out = left_out;
+    if (out.fits || out.unread) return out;
+    Findings others;
+    const LinearRule* first = nullptr;
+    for (const LinearRule* rule : readings_) {
+      Findings one;
+      TryRule(path, *rule, &one);
+      if (one.fits && first != nullptr) {
+        out.fits = false;
+        out.reason =
+            tensors_.Broken(path, "the settings have no group for it, and several fit its tensors");
+        return out;
+      }
+      if (one.fits) {
+        first = rule;
+        out.fit = std::move(one.fit);
+        out.fits = true;
+      } else if (others.reason.ok() || (one.near && !others.near)) {
+        others = std::move(one);
+      }
+    }
+    AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+    out.unmatched = out.fits;
+    if (!out.fits && matched == 0) {
+      out.reason =
+          others.near ? others.reason : tensors_.Broken(path, "the settings have no group for it");
+    }
+    return out;
   }
-  if (!marks) return absl::OkStatus();
-  if (path.empty()) {
-    return Invalid(location.file->file().shown_name(), ": tensor ", Quoted(name),
-                   ": got no module path before it, expected \"<path>", format.separator, suffix,
-                   "\"");
+
+  absl::Status ResolvePath(absl::string_view path) {
+    AWQD_ASSIGN_OR_RETURN(Findings found, FindRule(path));
+    if (!found.fits) return AddUnserved(path, std::move(found.reason));
+    const size_t before = out_.linears_.size();
+    const LinearLocation& linear = found.fit.linear;
+    const auto rank = static_cast<int>(linear.codes().info->shape.size());
+    if (!HoldsAllExperts(linear)) {
+      if (rank == linear.rule->format->code_rank + 1) {
+        return AddUnserved(
+            path, tensors_.Error(path, absl::StatusCode::kUnimplemented,
+                                 absl::StrCat("tensor \"", linear.rule->format->suffixes.front(),
+                                              "\": got ", rank, " dimensions, expected ", rank - 1,
+                                              ", or that of all experts")));
+      }
+      out_.linears_.push_back(std::move(found.fit.linear));
+    } else {
+      absl::StatusOr<std::vector<LinearLocation>> experts = SliceExperts(linear, &out_.slices_);
+      if (!experts.ok()) return AddUnserved(path, Prefixed(out_.name_, experts.status()));
+      absl::c_move(*experts, std::back_inserter(out_.linears_));
+    }
+    for (TensorLocation* const entry : found.fit.entries) entry->served = true;
+    if (found.unmatched) {
+      out_.unmatched_ += static_cast<int64_t>(out_.linears_.size() - before);
+    }
+    left_out_ += found.left_out && !found.unmatched ? 1 : 0;
+    unmatched_ += found.unmatched ? 1 : 0;
+    return absl::OkStatus();
   }
-  AWQD_ASSIGN_OR_RETURN(LinearLocation linear, Locate(path, *rule));
-  return AddLinear(std::move(linear));
-}
+
+  // An expert may have tensors of its own, or be a slice of others, but not both.
+  absl::Status ResolveExpertsOnce() {
+    std::set<std::string> own, twice;
+    for (const LinearLocation& linear : out_.linears_) {
+      AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+      if (linear.slice_of.empty()) own.insert(linear.path);
+    }
+    if (own.size() == out_.linears_.size()) return absl::OkStatus();
+    for (const LinearLocation& linear : out_.linears_) {
+      AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+      if (linear.slice_of.empty() || !own.contains(linear.path)) continue;
+      if (!twice.insert(linear.path).second) continue;
+      AWQD_RETURN_IF_ERROR(
+          AddUnserved(linear.path,
+                      tensors_.Broken(linear.path, "has tensors of its own and is also a slice of ",
+                                      Quoted(linear.slice_of))));
+    }
+    std::erase_if(out_.linears_, [&](const auto& linear) { return twice.contains(linear.path); });
+    return absl::OkStatus();
+  }
+
+  // A tensor that no linear took: codes that no rule reads are a linear that is not served.
+  absl::Status ResolveOther(absl::string_view name, const TensorLocation& entry) {
+    Codes codes = ParseCodes(name, *entry.info);
+    if (codes.path.empty()) return absl::OkStatus();
+    bool quantised = codes.certain;
+    const auto find_scales = [&](absl::string_view last, const TensorLocation&) {
+      quantised |= IsNameOfScales(last);
+      return absl::OkStatus();
+    };
+    if (!quantised) AWQD_RETURN_IF_ERROR(tensors_.VisitBeside(codes.path, ".", find_scales));
+    if (!quantised) AWQD_RETURN_IF_ERROR(tensors_.VisitBeside(codes.path, "_", find_scales));
+    if (const size_t dot = name.rfind('.'); !quantised && dot != name.npos) {
+      codes.path = name.substr(0, dot);
+      AWQD_RETURN_IF_ERROR(tensors_.VisitBeside(codes.path, ".", find_scales));
+    }
+    if (!quantised) return absl::OkStatus();
+    const LinearRule* rule = nullptr;
+    const auto keep_first = [&](const LinearRule* matched) {
+      if (matched != nullptr) rule = matched;
+      return rule == nullptr;
+    };
+    AWQD_RETURN_IF_ERROR(out_.rules_.VisitRules(codes.path, keep_first, out_.cancelled_));
+    absl::StatusCode code = absl::StatusCode::kUnimplemented;
+    std::string what = absl::StrCat("tensor ", Quoted(name), " of ", Quoted(entry.info->dtype, 32),
+                                    " is quantised, ");
+    if (rule == nullptr) {
+      absl::StrAppend(&what, "and the settings have no group for it");
+    } else if (!rule->unread.ok()) {
+      code = rule->unread.code();
+      what = std::string(rule->unread.message());
+    } else {
+      const Format& format = *rule->format;
+      absl::StrAppend(&what, "but format ", format.name, " expects codes in \"", codes.path,
+                      format.separator, format.suffixes.front(), "\"",
+                      format.code_dtypes.empty()
+                          ? ""
+                          : absl::StrCat(" of ", absl::StrJoin(format.code_dtypes, " or ")));
+    }
+    return AddUnserved(codes.path, tensors_.Error(codes.path, code, what));
+  }
+
+  // All tensors of that path that are no other linear's belong to it.
+  absl::Status AddUnserved(absl::string_view path, absl::Status reason) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
+    const auto& unserved = *out_.unserved_.emplace(path, std::move(reason)).first;
+    const auto mark = [&](absl::string_view last, TensorLocation& entry) {
+      if (!entry.quantised() && !IsWithoutEffect(last)) entry.unserved = &unserved;
+      return absl::OkStatus();
+    };
+    if (path.empty()) {
+      for (const Format* format : formats_) {
+        for (const absl::string_view suffix : format->suffixes) {
+          if (TensorLocation* const entry = tensors_.Find(suffix))
+            mark(suffix, *entry).IgnoreError();
+        }
+      }
+      return absl::OkStatus();
+    }
+    if (TensorLocation* const entry = tensors_.Find(path)) mark(path, *entry).IgnoreError();
+    AWQD_RETURN_IF_ERROR(tensors_.VisitBeside(path, ".", mark));
+    return tensors_.VisitBeside(path, "_", mark);
+  }
+
+  void AddNotes() {
+    std::string* const note = &out_.found_.config.note;
+    AddNote(out_.rules_.note(), note);
+    const auto add_linears = [&](absl::string_view what, int linears) {
+      if (linears > 0) AddNote(absl::StrCat(what, ": ", linears, " linears"), note);
+    };
+    add_linears("quantised, though the settings leave them out", left_out_);
+    add_linears("read by their tensors, as the settings have no group for them", unmatched_);
+  }
+
+  Checkpoint& out_;
+  const PathTensors tensors_;
+  std::vector<const Format*> formats_;  // of the rules that are read, mostly one
+  // One of the rules that read a linear alike; of all that there are, kMaxTried + 1 at most.
+  std::vector<const LinearRule*> readings_;
+  int left_out_ = 0;   // linears that are served though the settings leave them out
+  int unmatched_ = 0;  // or do not name them
+};
 
 absl::Status Checkpoint::FindLinears() {
-  std::vector<const Format*> formats;  // of the rules, mostly one
-  for (const LinearRule& rule : found_.config.rules) {
-    if (!absl::c_linear_search(formats, rule.format)) formats.push_back(rule.format);
-  }
-  ignored_tensors_ = static_cast<int>(tensors_.size());
-  for (const auto& [name, location] : tensors_) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-    for (const Format* format : formats) {
-      AWQD_RETURN_IF_ERROR(AddTensor(*format, name, location));
-    }
+  linears_.clear();
+  unmatched_ = 0;
+  slices_.clear();
+  unserved_.clear();
+  for (auto& [name, tensor] : tensors_) tensor = {tensor.file, tensor.info, tensor.also_in};
+  AWQD_RETURN_IF_ERROR(Resolver(this).Resolve());
+  if (linears_.empty() && !unserved_.empty()) {
+    const size_t others = unserved_.size() - 1;
+    const absl::Status& first = unserved_.begin()->second;
+    if (others == 0) return first;
+    return absl::Status(first.code(), absl::StrCat(first.message(), " (and ", others,
+                                                   " more linears that are not read)"));
   }
   if (linears_.empty()) {
     return Invalid(name_, ": got no quantised linear among ", tensors_.size(),
                    " tensors, expected some \"", format().suffixes.front(), "\"",
                    note().empty() ? "" : absl::StrCat(" (", note(), ")"));
   }
-  AWQD_RETURN_IF_ERROR(CheckExpertsOnce());
   SortLinears();
   return absl::OkStatus();
 }

@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint.h"
-#include "kernels/checkpoint/safetensors.h"
+#include "kernels/checkpoint/containers/safetensors.h"
 
 namespace awqd::model {
 namespace {
@@ -41,8 +41,22 @@ absl::Status BadShape(const LinearLocation& linear, absl::string_view suffix,
                  absl::StrJoin(tensor.shape, ", "), "] of ", tensor.dtype, ", expected ", expected);
 }
 
+// Whether each expert has a part of the tensor. One number may be that of all experts.
 bool IsCut(const LinearLocation& linear, absl::string_view suffix) {
-  return !absl::c_linear_search(linear.rule->format->uncut_suffixes, suffix);
+  const Format& format = *linear.rule->format;
+  if (absl::c_linear_search(format.uncut_suffixes, suffix)) return false;
+  if (!absl::c_linear_search(format.optional_suffixes, suffix)) return true;
+  const std::vector<int64_t>& shape = linear.tensors.find(suffix)->second.info->shape;
+  const int64_t experts = linear.codes().info->shape.front();
+  return !shape.empty() && (shape != std::vector<int64_t>{1} || experts == 1);
+}
+
+// Whether the path is "...experts.<projection>".
+bool HasParentOfExperts(absl::string_view path) {
+  const std::vector<absl::string_view> components = absl::StrSplit(path, '.');
+  const size_t count = components.size();
+  return count >= 2 && components[count - 2] == kParent && !components.back().empty() &&
+         !ExpertNumber(components.back());
 }
 
 absl::StatusOr<int64_t> CountExperts(const LinearLocation& linear) {
@@ -82,32 +96,38 @@ TensorInfo Slice(const TensorInfo& tensor, int64_t expert, int64_t experts) {
 
 std::optional<ExpertPath> ParseExpertPath(absl::string_view path) {
   std::vector<absl::string_view> components = absl::StrSplit(path, '.');
-  for (size_t i = components.size() - 1; i > 0; --i) {
-    if (components[i - 1] != kParent) continue;
+  const auto at = [&](size_t i) -> std::optional<ExpertPath> {
     const std::optional<int64_t> expert = ExpertNumber(components[i]);
-    if (!expert) continue;
+    if (!expert) return std::nullopt;
     components[i] = "*";
     return ExpertPath{absl::StrJoin(components, "."), *expert};
+  };
+  for (size_t i = components.size() - 1; i > 0; --i) {
+    if (components[i - 1] != kParent) continue;
+    if (auto found = at(i)) return found;
+    // "experts.up_proj.3": the number stands behind the projection.
+    if (i + 2 == components.size()) {
+      if (auto found = at(i + 1)) return found;
+    }
   }
   return std::nullopt;
 }
 
 bool IsPathOfAllExperts(absl::string_view path) {
-  if (absl::EndsWith(path, kGgufSuffix)) return true;
-  const std::vector<absl::string_view> components = absl::StrSplit(path, '.');
-  const size_t count = components.size();
-  return count >= 2 && components[count - 2] == kParent && !components.back().empty() &&
-         !ExpertNumber(components.back());
+  return absl::EndsWith(path, kGgufSuffix) || HasParentOfExperts(path);
 }
 
 std::string PathOfExpert(absl::string_view path, int64_t expert) {
-  if (absl::EndsWith(path, kGgufSuffix)) return absl::StrCat(path, ".", kParent, ".", expert);
+  if (!HasParentOfExperts(path)) return absl::StrCat(path, ".", kParent, ".", expert);
   const size_t dot = path.rfind('.');
   return absl::StrCat(path.substr(0, dot), ".", expert, path.substr(dot));
 }
 
 bool HoldsAllExperts(const LinearLocation& linear) {
-  return IsPathOfAllExperts(linear.path) &&
+  // GGUF names what holds experts. Its other tensors of three dimensions have a matrix a head.
+  if (linear.rule->format == &kGgufFormat && !IsPathOfAllExperts(linear.path)) return false;
+  const size_t dot = linear.path.rfind('.');
+  return !ExpertNumber(linear.path.substr(dot + 1)) &&
          static_cast<int>(linear.codes().info->shape.size()) == linear.rule->format->code_rank + 1;
 }
 

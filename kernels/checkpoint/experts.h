@@ -26,25 +26,26 @@ struct ExpertPath {
   friend bool operator==(const ExpertPath&, const ExpertPath&) = default;
 };
 
-// The number is the component behind one that is exactly "experts": decimal, without leading zeros,
-// below kMaxExperts. Of several such components the last one counts. Nothing for other paths.
+// The number is the component behind one that is exactly "experts", or the last one behind the
+// projection ("a.experts.up_proj.12"): decimal, without leading zeros, below kMaxExperts. Of several
+// such components the last one counts. Nothing for other paths.
 std::optional<ExpertPath> ParseExpertPath(absl::string_view path);
 
-// Whether a linear of that path may hold all experts of a projection. "a.experts.up_proj" may: its
-// parent is exactly "experts", and its last component is not an expert's number. So may
-// "a.up_exps".
+// Whether a path is usual for a linear that holds all experts of a projection: "a.experts.up_proj",
+// whose parent is exactly "experts" and whose last component is no number, and "a.up_exps".
 bool IsPathOfAllExperts(absl::string_view path);
 
-// The path of one expert: "a.experts.12.up_proj" for "a.experts.up_proj" and 12,
-// "a.up_exps.experts.12" for "a.up_exps". IsPathOfAllExperts(path) holds.
+// The path of one expert: "a.experts.12.up_proj" for "a.experts.up_proj" and 12, and
+// "a.up_exps.experts.12" for "a.up_exps" and any other path.
 std::string PathOfExpert(absl::string_view path, int64_t expert);
 
-// Whether IsPathOfAllExperts(linear.path), and the linear's tensor of codes has one rank more than
-// that of a single linear.
+// Whether the linear's tensor of codes has one rank more than that of a single linear, under any
+// path that does not end with an expert's number. In GGUF the path must be a usual one.
 bool HoldsAllExperts(const LinearLocation& linear);
 
 // Makes E linears of one, E being the first dimension of every tensor. Expert i gets slice i of
-// each tensor, and all of the tensors that the format does not cut (Format::uncut_suffixes). Adds
+// each tensor, and all of the tensors that the format does not cut (Format::uncut_suffixes) or that
+// have one number for all experts. Adds
 // one TensorInfo a slice to `slices`; the result points into it. INVALID_ARGUMENT naming the tensor
 // when E is 0, above kMaxExperts or not the same everywhere, or when the checkpoint's slices are
 // more than the tensors that a file may have.

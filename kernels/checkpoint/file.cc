@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -90,6 +91,21 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out,
   return absl::OkStatus();
 }
 
+absl::Status File::CheckNoLfsPointer() const {
+  constexpr int64_t kMostPointerBytes = 1024;
+  constexpr absl::string_view kBegin = "version https://git-lfs.github.com/spec/";
+  if (size() > kMostPointerBytes || size() < static_cast<int64_t>(kBegin.size())) {
+    return absl::OkStatus();
+  }
+  std::string text(kBegin.size(), '\0');
+  AWQD_RETURN_IF_ERROR(
+      ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
+  if (text != kBegin) return absl::OkStatus();
+  return Invalid(shown_name(),
+                 ": got a pointer of Git LFS, expected the file itself: it was not downloaded "
+                 "(git lfs pull, or hf download)");
+}
+
 absl::Status File::CheckUnchanged() const {
   struct stat now = {};
   if (fstat(fd_.get(), &now) != 0) {
@@ -99,6 +115,16 @@ absl::Status File::CheckUnchanged() const {
 }
 
 std::string File::shown_name() const { return absl::CHexEscape(name_); }
+
+std::vector<const TensorMap::value_type*> SortByOffset(const TensorMap& tensors) {
+  std::vector<const TensorMap::value_type*> out;
+  out.reserve(tensors.size());
+  for (const auto& entry : tensors) out.push_back(&entry);
+  std::sort(out.begin(), out.end(), [](const auto* a, const auto* b) {
+    return std::tie(a->second.begin, a->second.end) < std::tie(b->second.begin, b->second.end);
+  });
+  return out;
+}
 
 absl::Status TensorFile::Read(const TensorInfo& tensor, absl::Span<uint8_t> out,
                               const std::atomic<bool>* cancelled) const {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -21,8 +22,8 @@
 
 namespace awqd::model {
 
-// What tells whether a file is the same one, with the same contents: device, inode, size, times of
-// modification and of change.
+// The properties by which a file is known to be the same, with the same contents: device, inode,
+// size, times of modification and of change.
 class FileStamp {
  public:
   FileStamp() = default;
@@ -62,6 +63,10 @@ class File {
   absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out,
                       const std::atomic<bool>* cancelled = nullptr) const;
 
+  // INVALID_ARGUMENT for a pointer of Git LFS, which a clone has in the place of a file that was not
+  // downloaded. Reads the file only where it is as small as a pointer.
+  absl::Status CheckNoLfsPointer() const;
+
   // INVALID_ARGUMENT when size, time of modification or time of change differ from when it was
   // opened.
   absl::Status CheckUnchanged() const;
@@ -100,7 +105,17 @@ struct TensorInfo {
   int64_t bytes() const { return end - begin; }
 };
 
+// INVALID_ARGUMENT that names a tensor, put together as by absl::StrCat.
+template <typename... What>
+absl::Status BadTensor(absl::string_view name, const What&... what) {
+  return Invalid("tensor ", Quoted(name), ": ", what...);
+}
+
 using TensorMap = std::map<std::string, TensorInfo, std::less<>>;
+
+// The entries in the order of their places in the file, by `begin` and then by `end`. They point
+// into `tensors`.
+std::vector<const TensorMap::value_type*> SortByOffset(const TensorMap& tensors);
 
 // Const members may be called from any thread.
 class TensorFile {
@@ -121,6 +136,25 @@ class TensorFile {
   File file_;
   int64_t data_offset_;
   TensorMap tensors_;
+};
+
+// The quantised linears that cannot be read, by path (that of all experts where one tensor holds
+// them), with the reason: UNIMPLEMENTED or INVALID_ARGUMENT, naming the path and what is wrong.
+using UnservedLinears = std::map<std::string, absl::Status, std::less<>>;
+
+// The place of a tensor, and in the account of a checkpoint's tensors what it belongs to.
+struct TensorLocation {
+  const TensorFile* file = nullptr;
+  const TensorInfo* info = nullptr;
+  // Another file with a tensor of that name where no index says which one counts, or null. Such a
+  // tensor is never part of a linear that is served.
+  const TensorFile* also_in = nullptr;
+  bool served = false;  // it is part of one of Checkpoint::linears()
+  // The linear that cannot be read and that it is part of, or null. Where it is neither, the tensor
+  // is plainly not quantised: no codes, and no scales of codes.
+  const UnservedLinears::value_type* unserved = nullptr;
+
+  bool quantised() const { return served || unserved != nullptr; }
 };
 
 // UNAVAILABLE once `cancelled` is true; null: never. Every loop over something that a file chose in

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/checkpoint_files.h"
 
 namespace awqd::model {
 namespace {
@@ -127,7 +128,9 @@ FolderState ReadFolderState(const RepositoryRoot& root, absl::string_view path) 
   const std::string folder(path);
   const auto names = root.ListDirectory(folder);
   if (!names.ok()) {
-    walk.File(folder, true);
+    auto files = FindGguf(root, folder);
+    if (!files.ok() || files->empty()) files = std::vector<std::string>{folder};
+    for (const std::string& file : *files) walk.File(file, true);
     return out;
   }
   walk.Folder(folder, *names, 0, true);

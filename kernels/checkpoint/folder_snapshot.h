@@ -57,10 +57,10 @@ struct FolderState {
   }
 };
 
-// The state of a folder, or of a file that is a model, beneath the root. Follows links as
-// RepositoryRoot does, so that a link that leads elsewhere is a change. Reads inner folders as deep
-// as `hf download` keeps unfinished files (.cache/huggingface/download), and the blobs beside a
-// snapshot of a Hub cache. Opens each file: over NFS only that asks the server. Reads at most
+// The state of a folder, or of a file that is a model and its other parts, beneath the root. Follows
+// links as RepositoryRoot does, so that a link that leads elsewhere is a change. Reads inner folders
+// as deep as `hf download` keeps unfinished files (.cache/huggingface/download), and the blobs
+// beside a snapshot of a Hub cache. Opens each file: over NFS only that asks the server. Reads at most
 // 20,000 files of a folder.
 FolderState ReadFolderState(const RepositoryRoot& root, absl::string_view path);
 

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "kernels/base/status.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr absl::string_view kModels = "models--";
 constexpr absl::string_view kOthers[] = {"datasets--", "spaces--", "kernels--"};
+constexpr absl::string_view kSnapshots = "/snapshots/";
 constexpr int64_t kMaxRefBytes = 256;
 constexpr size_t kMinHashDigits = 40;  // SHA-1
 constexpr size_t kMaxHashDigits = 64;  // SHA-256
@@ -24,6 +27,20 @@ bool IsCommitHash(absl::string_view text) {
   return text.size() >= kMinHashDigits && text.size() <= kMaxHashDigits &&
          std::all_of(text.begin(), text.end(),
                      [](char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); });
+}
+
+// `no_main`: the error that there is no refs/main.
+absl::StatusOr<std::string> FindOnlySnapshot(const RepositoryRoot& root, absl::string_view folder,
+                                             const absl::Status& no_main) {
+  absl::StatusOr<std::vector<std::string>> hashes =
+      root.ListDirectory(absl::StrCat(folder, "/snapshots"));
+  if (!hashes.ok()) return no_main;
+  std::erase_if(*hashes, [](absl::string_view name) { return !IsCommitHash(name); });
+  if (hashes->empty()) return no_main;
+  if (hashes->size() == 1) return absl::StrCat(folder, kSnapshots, hashes->front());
+  return Invalid(Quoted(folder), ": got ", hashes->size(),
+                 " snapshots and no refs/main, which says the one to serve: give one as --model "
+                 "NAME=DIR/snapshots/HASH");
 }
 
 }  // namespace
@@ -46,21 +63,37 @@ bool IsOtherHubFolder(absl::string_view folder) {
                      [folder](absl::string_view other) { return absl::StartsWith(folder, other); });
 }
 
+std::string NameOfHubId(absl::string_view id) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(id, '/');
+  const bool hub = parts.size() == 2 && !parts[0].empty() && !parts[1].empty();
+  return hub ? absl::StrCat(parts[0], "--", parts[1]) : std::string(id);
+}
+
 absl::StatusOr<std::string> FindSnapshot(const RepositoryRoot& root, absl::string_view folder) {
   const std::string path = absl::StrCat(folder, "/refs/main");
-  AWQD_ASSIGN_OR_RETURN(const File file, root.OpenFile(path));
-  if (file.size() > kMaxRefBytes) {
-    return Invalid(Quoted(path), ": got ", file.size(), " bytes, expected a commit hash");
+  absl::StatusOr<File> file = root.OpenFile(path);
+  if (absl::IsNotFound(file.status())) return FindOnlySnapshot(root, folder, file.status());
+  if (!file.ok()) return file.status();
+  if (file->size() > kMaxRefBytes) {
+    return Invalid(Quoted(path), ": got ", file->size(), " bytes, expected a commit hash");
   }
-  std::string text(file.size(), '\0');
+  std::string text(file->size(), '\0');
   AWQD_RETURN_IF_ERROR(
-      file.ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
+      file->ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
   const absl::string_view hash = absl::StripAsciiWhitespace(text);
   // Nothing else may become a part of a path.
   if (!IsCommitHash(hash)) {
     return Invalid(Quoted(path), ": got ", Quoted(hash, 64), ", expected a commit hash");
   }
-  return absl::StrCat(folder, "/snapshots/", hash);
+  return absl::StrCat(folder, kSnapshots, hash);
+}
+
+std::optional<std::string> FolderOfSnapshot(absl::string_view path) {
+  const size_t at = path.rfind(kSnapshots);
+  if (at == absl::string_view::npos) return std::nullopt;
+  const absl::string_view rest = path.substr(at + kSnapshots.size());
+  if (!IsCommitHash(rest.substr(0, rest.find('/')))) return std::nullopt;
+  return std::string(path.substr(0, at));
 }
 
 }  // namespace awqd::model

@@ -4,17 +4,18 @@
 #include <re2/re2.h>
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/file.h"
 
 namespace awqd::model {
 namespace {
-
-constexpr int kNone = std::numeric_limits<int>::max();
 
 // The bounds of the expressions of all lists together.
 constexpr size_t kMaxRegexes = 10'000;
@@ -34,10 +35,38 @@ RE2::Options Options(int64_t memory) {
   return out;
 }
 
-absl::Status BadExpression(absl::string_view text, const std::string& error) {
-  return Invalid("pattern of modules: got ", Quoted(text, 64),
-                 ", expected a regular expression of RE2 (", Quoted(error, 64), ")");
+// The components that wrappers put before the paths of a model: "model.language_model.layers.0" in
+// one file is "layers.0" in another.
+absl::string_view WithoutWrappers(absl::string_view path) {
+  for (absl::string_view rest = path;; path = rest) {
+    const bool wrapped =
+        absl::ConsumePrefix(&rest, "model.") || absl::ConsumePrefix(&rest, "language_model.");
+    if (!wrapped || rest.empty()) return path;
+  }
 }
+
+// The text that an expression without operators matches: "^model\\.layers\\.0$" and the like. A dot
+// that is not escaped stands for a dot. Nothing for other expressions.
+struct Literal {
+  std::string text;
+  bool whole = false;  // to the end of the path
+};
+std::optional<Literal> ParseLiteral(absl::string_view expression) {
+  Literal out;
+  absl::ConsumePrefix(&expression, "^");
+  out.whole = absl::ConsumeSuffix(&expression, "$");
+  for (size_t i = 0; i < expression.size(); ++i) {
+    const bool escaped = expression[i] == '\\';
+    if (escaped && ++i == expression.size()) return std::nullopt;
+    const char c = expression[i];
+    const bool word = absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_';
+    if (escaped ? word : !word && c != '.' && c != '-') return std::nullopt;
+    out.text += c;
+  }
+  return out;
+}
+
+size_t CountComponents(absl::string_view path) { return 1 + absl::c_count(path, '.'); }
 
 }  // namespace
 
@@ -47,17 +76,25 @@ class LinearRules::Compiler {
   Compiler(std::vector<Expressions>* out, const std::atomic<bool>* cancelled)
       : out_(*out), cancelled_(cancelled) {}
 
-  absl::Status AddExpression(const std::string& text, int rank) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+  // Sets `unread` to the reason where RE2 does not take the expression.
+  absl::Status AddExpression(const std::string& text, int rank, std::string* unread) {
     if (text.size() > kMaxRegexBytes) {
-      return Invalid("pattern of modules: got ", text.size(),
-                     " bytes of a regular expression, expected at most ", kMaxRegexBytes);
+      *unread = absl::StrCat(text.size(), " bytes of a regular expression, expected at most ",
+                             kMaxRegexBytes);
+      return absl::OkStatus();
+    }
+    const RE2 alone(text, Options(kRegexMemory));
+    if (!alone.ok()) {
+      *unread = absl::StrCat(Quoted(text, 64), ", expected a regular expression of RE2 (",
+                             Quoted(alone.error(), 64), ")");
+      return absl::OkStatus();
     }
     if (++regexes_ > kMaxRegexes) {
       return Invalid("patterns of modules: got more than ", kMaxRegexes,
                      " regular expressions, the limit of all lists together");
     }
-    AWQD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(text));
+    // Its length counts too: what is simplified away takes memory until it is.
+    const int64_t size = alone.ProgramSize() + static_cast<int64_t>(text.size());
     instructions_ += size;
     if (instructions_ > kMaxInstructions) {
       return Invalid("patterns of modules: got regular expressions of more than ", kMaxInstructions,
@@ -69,15 +106,19 @@ class LinearRules::Compiler {
       open_ = std::make_unique<RE2::Set>(Options(kSetMemory), RE2::ANCHOR_START);
     }
     std::string error;
-    if (open_->Add(text, &error) < 0) return BadExpression(text, error);
+    if (open_->Add(text, &error) < 0) {
+      return Invalid("pattern of modules: got ", Quoted(text, 64), ": ", Quoted(error, 64));
+    }
     open_size_ += size;
     ranks_.push_back(rank);
     return absl::OkStatus();
   }
 
+  absl::Status CheckCancelled() const { return model::CheckCancelled(cancelled_); }
+
   absl::Status Finish() {
     if (open_ == nullptr) return absl::OkStatus();
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+    AWQD_RETURN_IF_ERROR(CheckCancelled());
     if (!open_->Compile()) {
       return Invalid("patterns of modules: got ", ranks_.size(), " regular expressions of ",
                      open_size_, " instructions that RE2 cannot match with ", kSetMemory,
@@ -91,13 +132,6 @@ class LinearRules::Compiler {
   }
 
  private:
-  // Its length counts too: what is simplified away takes memory until it is.
-  static absl::StatusOr<int64_t> SizeOf(const std::string& text) {
-    const RE2 alone(text, Options(kRegexMemory));
-    if (!alone.ok()) return BadExpression(text, alone.error());
-    return alone.ProgramSize() + static_cast<int64_t>(text.size());
-  }
-
   std::vector<Expressions>& out_;
   const std::atomic<bool>* const cancelled_;
   size_t regexes_ = 0;
@@ -107,21 +141,42 @@ class LinearRules::Compiler {
   int64_t open_size_ = 0;
 };
 
+absl::Status LinearRules::AddExpression(const std::string& text, int rank, Compiler* compiler) {
+  if (const std::optional<Literal> literal = ParseLiteral(text)) {
+    if (literal->whole) {
+      paths_[std::string(WithoutWrappers(literal->text))].push_back(rank);
+    } else {
+      prefix_bytes_.insert(literal->text.size());
+      prefixes_[literal->text].push_back(rank);
+    }
+    return absl::OkStatus();
+  }
+  std::string unread;
+  AWQD_RETURN_IF_ERROR(compiler->AddExpression(text, rank, &unread));
+  if (!unread.empty() && unread_++ == 0) note_ = absl::StrCat("pattern of modules: got ", unread);
+  return absl::OkStatus();
+}
+
 absl::Status LinearRules::AddPatterns(const std::vector<ModulePattern>& patterns, int rank,
                                       Compiler* compiler) {
   for (const ModulePattern& pattern : patterns) {
+    AWQD_RETURN_IF_ERROR(compiler->CheckCancelled());
+    absl::string_view text = pattern.text;
     switch (pattern.kind) {
       case ModulePattern::Kind::kEvery:
-        every_ = std::min(every_, rank);
+        every_.push_back(rank);
         break;
-      case ModulePattern::Kind::kExact:
-        exact_.emplace(pattern.text, rank);
+      case ModulePattern::Kind::kPath:
+        paths_[std::string(WithoutWrappers(text))].push_back(rank);
         break;
       case ModulePattern::Kind::kContains:
-        contained_.emplace_back(pattern.text, rank);
+        absl::ConsumeSuffix(&text, ".");
+        text = WithoutWrappers(text);
+        contained_components_.insert(CountComponents(text));
+        contained_[std::string(text)].push_back(rank);
         break;
       case ModulePattern::Kind::kRegex:
-        AWQD_RETURN_IF_ERROR(compiler->AddExpression(pattern.text, rank));
+        AWQD_RETURN_IF_ERROR(AddExpression(pattern.text, rank, compiler));
         break;
     }
   }
@@ -131,31 +186,76 @@ absl::Status LinearRules::AddPatterns(const std::vector<ModulePattern>& patterns
 absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config,
                                               const std::atomic<bool>* cancelled) {
   LinearRules out;
-  out.every_ = kNone;
   Compiler compiler(&out.expressions_, cancelled);
   AWQD_RETURN_IF_ERROR(out.AddPatterns(config.left_out, 0, &compiler));
   for (const LinearRule& rule : config.rules) {
-    out.rules_.push_back(
-        std::make_unique<const LinearRule>(LinearRule{{}, rule.settings, rule.format}));
+    out.rules_.push_back(std::make_unique<const LinearRule>(
+        LinearRule{{}, rule.settings, rule.format, rule.unread}));
     AWQD_RETURN_IF_ERROR(
         out.AddPatterns(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
   }
   AWQD_RETURN_IF_ERROR(compiler.Finish());
+  if (out.unread_ > 1) absl::StrAppend(&out.note_, " and ", out.unread_ - 1, " more");
   return out;
 }
 
-absl::StatusOr<const LinearRule*> LinearRules::RuleOf(absl::string_view path,
-                                                      const std::atomic<bool>* cancelled) const {
-  int least = every_;
-  if (const auto it = exact_.find(path); it != exact_.end()) least = std::min(least, it->second);
-  for (const auto& [text, rank] : contained_) {
-    if (rank >= least) break;
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
-    if (absl::StrContains(path, text)) least = rank;
+absl::StatusOr<std::vector<int>> LinearRules::LookUp(absl::string_view path,
+                                                     const std::atomic<bool>* cancelled) const {
+  std::vector<int> out = every_;
+  // Whether one of them is a rule's.
+  const auto add = [&out](const Ranks& ranks, absl::string_view text) {
+    const auto it = ranks.find(text);
+    if (it == ranks.end()) return false;
+    out.insert(out.end(), it->second.begin(), it->second.end());
+    return it->second.back() > 0;
+  };
+  for (const size_t bytes : prefix_bytes_) {
+    if (bytes > path.size()) break;
+    add(prefixes_, path.substr(0, bytes));
   }
+  const absl::string_view own = WithoutWrappers(path);
+  // A path holds for all that is beneath it, unless another rule has a deeper one.
+  for (absl::string_view above = own; !paths_.empty() && !add(paths_, above);) {
+    const size_t dot = above.rfind('.');
+    if (dot == absl::string_view::npos) break;
+    above = above.substr(0, dot);
+  }
+  if (contained_.empty()) return out;
+  std::vector<size_t> begins = {0};  // of the components, and behind the last one
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i] == '.') begins.push_back(i + 1);
+  }
+  begins.push_back(own.size() + 1);
+  for (const size_t components : contained_components_) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    for (size_t i = 0; i + components < begins.size(); ++i) {
+      add(contained_, own.substr(begins[i], begins[i + components] - 1 - begins[i]));
+    }
+  }
+  return out;
+}
+
+absl::Status LinearRules::VisitRules(absl::string_view path,
+                                     absl::FunctionRef<bool(const LinearRule* rule)> visit,
+                                     const std::atomic<bool>* cancelled) const {
+  AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+  AWQD_ASSIGN_OR_RETURN(std::vector<int> ranks, LookUp(path, cancelled));
+  int visited = -1;
+  // Visits those below `end`, each once. False: it is over.
+  const auto visit_below = [&](int end) {
+    absl::c_sort(ranks);
+    size_t i = 0;
+    for (; i < ranks.size() && ranks[i] < end; ++i) {
+      if (ranks[i] == visited) continue;
+      visited = ranks[i];
+      if (!visit(visited == 0 ? nullptr : rules_[visited - 1].get())) return false;
+    }
+    ranks.erase(ranks.begin(), ranks.begin() + static_cast<ptrdiff_t>(i));
+    return true;
+  };
   std::vector<int> matches;
   for (const Expressions& some : expressions_) {
-    if (some.ranks.front() >= least) break;
+    if (!visit_below(some.ranks.front())) return absl::OkStatus();
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
     RE2::Set::ErrorInfo error = {};
     // Most paths match nothing, which is found out without a list.
@@ -167,10 +267,22 @@ absl::StatusOr<const LinearRule*> LinearRules::RuleOf(absl::string_view path,
                      " regular expressions that RE2 cannot match ", Quoted(path), " with ",
                      kSetMemory, " bytes, expected simpler ones");
     }
-    for (const int match : matches) least = std::min(least, some.ranks[match]);
+    for (const int match : matches) ranks.push_back(some.ranks[match]);
     matches.clear();
   }
-  return least == 0 || least == kNone ? nullptr : rules_[least - 1].get();
+  visit_below(static_cast<int>(rules_.size()) + 1);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const LinearRule*> LinearRules::RuleOf(absl::string_view path,
+                                                      const std::atomic<bool>* cancelled) const {
+  const LinearRule* out = nullptr;
+  const auto keep_first = [&out](const LinearRule* rule) {
+    out = rule;
+    return false;
+  };
+  AWQD_RETURN_IF_ERROR(VisitRules(path, keep_first, cancelled));
+  return out;
 }
 
 }  // namespace awqd::model

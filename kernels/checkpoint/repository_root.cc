@@ -69,7 +69,7 @@ absl::Status FromErrno(int error, absl::string_view relative) {
   }
 }
 
-// Whose the file is and who may read it, for a process that may not.
+// The error of a process that may not read the file: names its owner and its mode.
 absl::Status NotPermitted(int root, const std::string& inside, absl::string_view relative) {
   const std::string name = Quoted(relative, 256);
   const std::string process = absl::StrCat("this process has uid ", geteuid(), ", gid ", getegid());

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/k16_access.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {

@@ -4,7 +4,6 @@
 // rows by chunks of 256 columns. Limits: those of the layout.
 #include <algorithm>
 
-#include "kernels/cpu/k16_access.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {

@@ -20,10 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/backends.h"
-#include "kernels/base/huge_pages.h"
-#include "kernels/base/memory_facts.h"
-#include "kernels/base/memory_nodes.h"
-#include "kernels/base/usable_threads.h"
+#include "kernels/base/host_memory.h"
+#include "kernels/base/process_limits.h"
 
 namespace awqd {
 namespace {
@@ -121,18 +119,17 @@ bool MachineHas(CpuIsa isa) {
   return isa == CpuIsa::kPortable;
 }
 
-DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant,
-                    const std::string& id_suffix) {
+DeviceInfo Describe(const DeviceOptions& options, std::optional<int> index) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
   info.index = index.value_or(0);
   info.id = index.has_value() ? absl::StrCat("cpu:", *index) : "cpu";
-  info.id += id_suffix;
+  info.id += options.id_suffix;
   info.name = CpuName();
   info.memory_bytes = TotalMemoryBytes();
-  info.threads = threads > 0 ? threads : UsableThreads();
+  info.threads = options.cpu_threads > 0 ? options.cpu_threads : UsableThreads();
   info.isa = DetectIsa();
-  info.batch_invariant = batch_invariant;
+  info.batch_invariant = options.batch_invariant;
   return info;
 }
 
@@ -165,13 +162,11 @@ CpuIsa DetectIsa() {
   return best;
 }
 
-CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                     bool batch_invariant, const std::string& id_suffix,
-                     const CpuPlacement& placement)
-    : info_(Describe(threads, index, batch_invariant, id_suffix)),
-      interleave_(placement.interleave),
-      pool_(info_.threads, placement.pin_threads),
-      budget_(budget_bytes) {}
+CpuDevice::CpuDevice(const DeviceOptions& options, std::optional<int> index)
+    : info_(Describe(options, index)),
+      interleave_(options.cpu_interleave),
+      pool_(info_.threads, options.cpu_pin_threads),
+      budget_(options.budget_bytes) {}
 
 void* CpuDevice::AlignedBytes(int64_t bytes) const {
   if (bytes >= kOwnMapping) {
@@ -235,13 +230,8 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
-int64_t CpuFreeBytes() { return AvailableMemoryBytes(); }
-
-std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                                      bool batch_invariant, const std::string& id_suffix,
-                                      const CpuPlacement& placement) {
-  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant, id_suffix,
-                                     placement);
+std::unique_ptr<Device> OpenCpuDevice(const DeviceOptions& options, std::optional<int> index) {
+  return std::make_unique<CpuDevice>(options, index);
 }
 
 }  // namespace awqd

@@ -20,8 +20,7 @@ CpuIsa DetectIsa();
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:
-  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index, bool batch_invariant,
-            const std::string& id_suffix = "", const CpuPlacement& placement = {});
+  CpuDevice(const DeviceOptions& options, std::optional<int> index);
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override;

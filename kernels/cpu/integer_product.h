@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/rows.h"
 
 namespace awqd::cpu {
 

@@ -1,7 +1,6 @@
 // cpu/kv4: KV4's store and load (kernels/kv4.h). Rows are cut into tasks for the pool's threads; a
 // task goes over a few rows at a time, first for their scales, then for their codes, while they are
-// in the L1 cache. Any head_dim. The loops over elements are in bodies/kv4_store_body.h and
-// kv4_load_body.h.
+// in the L1 cache. Any head_dim. The loops over elements are in bodies/kv4_body.h.
 #include "kernels/kv4.h"
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include "kernels/backends.h"
 #include "kernels/base/math.h"
 #include "kernels/cpu/device.h"
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/kv4_math.h"
 
 namespace awqd {

@@ -1,8 +1,14 @@
 // cpu/qmatmul_a8: the product of INT8 activations and a weight of integers, exact in INT32.
+// cpu/qmatmul_a8_scaled: the product of quantised activations, y = a * (q @ W) + bias of INT8 q and
+// a scale a for each token.
 //
 // Weight layout: k16. Work split: some tiles of 8 columns a task, for up to 192 tokens, from packed
-// panels (bodies/integers/panel_product.h). Limits: those of the layout; what gives no integers, or
-// might pass INT32, is refused when the weight's plan is made.
+// panels (bodies/integers/panel_product.h); with scales and codes of 4 or 8 bits also by
+// column_product.h and byte_panel_product.h, where they are faster. Limits: those of the layout;
+// what gives no integers, or might pass INT32, is refused when the weight's plan is made.
+//
+// With scales, sums of q * code are exact over each group, whatever its length. Scaled sums of
+// groups are added in FP32 in their order, then outer scale, a and bias follow.
 #include <algorithm>
 
 #include "kernels/cpu/integer_product.h"
@@ -14,32 +20,75 @@ namespace {
 using cpu::IntegerActivations;
 using cpu::K16Weight;
 
-// Products of fewer multiplications run on one thread: waking another takes as long as it saves.
-constexpr int64_t kSingle = int64_t{1} << 20;
+// One of the two products that there are for INT8.
+struct Choice {
+  const cpu::IntegerProduct& product;
+  int64_t scratch_bytes;
+  // Products of fewer multiplications run on one thread: waking another takes as long as it saves.
+  int64_t single;
 
-int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  const cpu::IntegerProducts& integers = cpu::IntegersFor(device.isa);
-  return IntegerActivations::Bytes(cpu::DescribeK16(shape), integers.int8_panels,
-                                   std::min(m, cpu::kMaxIntegerRows), device.threads,
-                                   integers.panel_scratch_bytes);
+  int64_t Bytes(const K16Weight& w, const DeviceInfo& device, int64_t rows) const {
+    return IntegerActivations::Bytes(w, product, std::min(rows, cpu::kMaxIntegerRows),
+                                     device.threads, scratch_bytes);
+  }
+};
+
+Choice ChooseBytes(const K16Weight& w, CpuIsa isa) {
+  const cpu::IntegerProducts& integers = cpu::IntegersFor(isa);
+  const int64_t columns = cpu::ColumnScratchBytes(w.groups, cpu::kMaxIntegerRows);
+  return {integers.int8_bytes, std::max(integers.panel_scratch_bytes, columns), int64_t{1} << 21};
 }
 
-absl::Status Matmul(const MatmulArgs& args, StreamView) {
+Choice ChoosePanels(CpuIsa isa) {
+  const cpu::IntegerProducts& integers = cpu::IntegersFor(isa);
+  return {integers.int8_panels, integers.panel_scratch_bytes, int64_t{1} << 20};
+}
+
+// `function`: of the product's integers.
+absl::Status Multiply(const MatmulArgs& args, const K16Weight& w, const Choice& choice,
+                      decltype(cpu::IntegerProduct::product) function) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::IntegerProducts& integers = cpu::IntegersFor(device.info().isa);
-  const K16Weight w = cpu::AccessK16(*args.weight);
   const int64_t most = std::min(args.x.rows, cpu::kMaxIntegerRows);
-  IntegerActivations tokens(w, integers.int8_panels, most, integers.panel_scratch_bytes,
-                            args.workspace, device);
+  IntegerActivations tokens(w, choice.product, most, choice.scratch_bytes, args.workspace, device);
   for (int64_t first = 0; first < args.x.rows; first += most) {
     const int64_t count = std::min(most, args.x.rows - first);
     tokens.Convert(args.x, first, count);
     MatrixView y = args.y;
-    y.data = static_cast<int32_t*>(y.data) + first * y.cols;
-    tokens.Run(integers.int32_product, tokens.Task(0, count, y),
-               cpu::SplitPanels(w, count, device.info().threads, kSingle));
+    y.data = static_cast<char*>(y.data) + first * y.cols * SizeOf(y.dtype);
+    cpu::IntegerTask task = tokens.Task(0, count, y);
+    if (args.x_scale != nullptr) task.x_scale = args.x_scale + first;
+    task.bias = args.bias;
+    tokens.Run(function, task, cpu::SplitPanels(w, count, device.info().threads, choice.single));
   }
   return absl::OkStatus();
+}
+
+int64_t IntegerWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return ChoosePanels(device.isa).Bytes(cpu::DescribeK16(shape), device, m);
+}
+
+absl::Status IntegerMatmul(const MatmulArgs& args, StreamView) {
+  const CpuIsa isa = CpuDevice::Of(args.weight->device).info().isa;
+  return Multiply(args, cpu::AccessK16(*args.weight), ChoosePanels(isa),
+                  cpu::IntegersFor(isa).int32_product);
+}
+
+// Enough for fewer tokens too: those of one expert of many.
+int64_t ScaledWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const K16Weight w = cpu::DescribeK16(shape);
+  const int64_t as_bytes = std::min(m, cpu::MaxInt8ByteTokens(w, device.isa));
+  int64_t bytes = 0;
+  if (as_bytes > 0) bytes = ChooseBytes(w, device.isa).Bytes(w, device, as_bytes);
+  if (as_bytes == m) return bytes;
+  return std::max(bytes, ChoosePanels(device.isa).Bytes(w, device, m));
+}
+
+absl::Status ScaledMatmul(const MatmulArgs& args, StreamView) {
+  const CpuIsa isa = CpuDevice::Of(args.weight->device).info().isa;
+  const K16Weight w = cpu::AccessK16(*args.weight);
+  const Choice choice =
+      args.x.rows <= cpu::MaxInt8ByteTokens(w, isa) ? ChooseBytes(w, isa) : ChoosePanels(isa);
+  return Multiply(args, w, choice, choice.product.product);
 }
 
 }  // namespace
@@ -52,7 +101,18 @@ const KernelRow kCpuQmatmulA8 = {.name = "cpu/qmatmul_a8",
                                  .layout = &kK16Layout,
                                  .batch_invariant = true,
                                  .priority = 10,
-                                 .workspace_bytes = Workspace,
-                                 .matmul = Matmul};
+                                 .workspace_bytes = IntegerWorkspace,
+                                 .matmul = IntegerMatmul};
+
+const KernelRow kCpuQmatmulA8Scaled = {.name = "cpu/qmatmul_a8_scaled",
+                                       .op = Op::kQuantizedActivations,
+                                       .claims = kIntegerCodes,
+                                       .input_form = InputForm::kQuantized,
+                                       .inputs = kFloatingMask | MaskOf(DType::kInt8),
+                                       .layout = &kK16Layout,
+                                       .batch_invariant = true,
+                                       .priority = 10,
+                                       .workspace_bytes = ScaledWorkspace,
+                                       .matmul = ScaledMatmul};
 
 }  // namespace awqd

@@ -1,5 +1,5 @@
-// Stage and finish on the CPU: order and factor before a product, the activation function after it.
-// And the steps between the products of experts.
+// Prologue and epilogue on the CPU: order and factor before a product, the activation function
+// after it. And the steps between the products of experts.
 #include "kernels/steps.h"
 
 #include <algorithm>
@@ -8,11 +8,10 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/activate.h"
 #include "kernels/backends.h"
 #include "kernels/base/math.h"
 #include "kernels/cpu/device.h"
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/exact.h"
 
 namespace awqd {
@@ -23,16 +22,16 @@ constexpr int64_t kPerTask = int64_t{1} << 15;
 
 ThreadPool& Pool(Device& device) { return CpuDevice::Of(&device).pool(); }
 
-// Rows here read any type wherever it is, but for those that want integers.
-bool Ready(Staged want, const ConstMatrixView& x) {
-  return want != Staged::kQuantized || x.dtype == DType::kInt8;
+// Rows here read any type wherever it is, but for those that form integers.
+bool NeedsNoPrologue(InputForm form, const ConstMatrixView& x) {
+  return form != InputForm::kQuantized || x.dtype == DType::kInt8;
 }
 
 // Where the scales of INT8 tokens lie behind them.
 int64_t ScalesOffset(int64_t m, int64_t k) { return RoundUp(m * k, sizeof(float)); }
 
-int64_t PrologueBytes(Staged want, int64_t m, int64_t k) {
-  return want == Staged::kQuantized ? ScalesOffset(m, k) + m * 4 : m * k * 4;
+int64_t PrologueBytes(InputForm form, int64_t m, int64_t k) {
+  return form == InputForm::kQuantized ? ScalesOffset(m, k) + m * 4 : m * k * 4;
 }
 
 // Elements [begin, begin + count) of a row of x' in FP32: a product of two 16-bit numbers is exact
@@ -128,14 +127,15 @@ void StageIntegers(const PrologueArgs& args, PrologueResult* out, Device& device
   out->x = {staged, DType::kInt8, args.x.rows, k};
 }
 
-absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device, StreamView) {
+absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& device,
+                         StreamView) {
   const int64_t k = args.x.cols;
   out->stride = k;
   if (args.x.dtype == DType::kInt8) {
     StageIntegers(args, out, device);
     return absl::OkStatus();
   }
-  if (args.want == Staged::kQuantized) {
+  if (args.form == InputForm::kQuantized) {
     Quantize(args, out, device);
     return absl::OkStatus();
   }
@@ -147,7 +147,7 @@ absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device
   return absl::OkStatus();
 }
 
-absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView) {
+absl::Status RunEpilogue(const EpilogueArgs& args, Device& device, StreamView) {
   Pool(device).ForEachRow(args.rows, args.cols, kPerTask, [&](int64_t m) {
     for (int64_t n = 0; n < args.cols; ++n) {
       const float sum = args.sums[m * args.ld_sums + n];
@@ -158,7 +158,7 @@ absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView) {
   return absl::OkStatus();
 }
 
-absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView) {
+absl::Status ReorderRows(const ReorderArgs& args, Device& device, StreamView) {
   const int64_t bytes = args.cols * args.element_bytes;
   Pool(device).ForEachRow(args.k, args.cols, kPerTask, [&](int64_t row) {
     const int64_t to = args.order[row] - args.row_begin;
@@ -169,7 +169,7 @@ absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView) {
   return absl::OkStatus();
 }
 
-absl::Status Gather(const GatherArgs& args, Device& device, StreamView) {
+absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView) {
   const auto* const in = static_cast<const char*>(args.in);
   auto* const out = static_cast<char*>(args.out);
   Pool(device).ForEachRow(args.count, args.row_bytes, kPerTask, [&](int64_t i) {
@@ -178,7 +178,7 @@ absl::Status Gather(const GatherArgs& args, Device& device, StreamView) {
   return absl::OkStatus();
 }
 
-absl::Status Gate(const GateArgs& args, Device& device, StreamView) {
+absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView) {
   Pool(device).ParallelFor(CeilDiv(args.count, kPerTask), [&](int64_t task, int) {
     const int64_t end = std::min(args.count, (task + 1) * kPerTask);
     for (int64_t i = task * kPerTask; i < end; ++i) {
@@ -207,7 +207,7 @@ void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) 
   }
 }
 
-absl::Status Combine(const CombineArgs& args, Device& device, StreamView) {
+absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView) {
   Pool(device).ForEachRow(args.count, args.cols * args.terms, kPerTask, [&](int64_t i) {
     for (int64_t n = 0; n < args.cols; n += kCombined) {
       CombineRow(args, i, n, std::min(args.cols, n + kCombined));
@@ -219,7 +219,8 @@ absl::Status Combine(const CombineArgs& args, Device& device, StreamView) {
 }  // namespace
 
 const Steps& CpuSteps() {
-  static const Steps steps = {Ready, PrologueBytes, Stage, Finish, Reorder, Gather, Gate, Combine};
+  static const Steps steps = {NeedsNoPrologue, PrologueBytes, RunPrologue,  RunEpilogue,
+                              ReorderRows,     GatherRows,    MultiplyByUp, CombineRows};
   return steps;
 }
 

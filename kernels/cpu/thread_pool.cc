@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
-#include "kernels/base/usable_threads.h"
+#include "kernels/base/process_limits.h"
 
 namespace awqd {
 namespace {

@@ -1,24 +1,35 @@
-// The CUDA backend: its rows, an explicit list of its folders, and its devices.
-#include "kernels/cuda/dense/backend.h"
-
-#include <vector>
-
+// The CUDA backend: the list of its rows, and its devices.
 #include "kernels/backends.h"
 #include "kernels/cuda/core/device.h"
-#include "kernels/cuda/sm80/backend.h"
-#include "kernels/cuda/sm90a/backend.h"
+#include "kernels/cuda/dense/matmul.h"
+#include "kernels/cuda/sm80/rows.h"
+#include "kernels/cuda/sm90a/rows.h"
 
 namespace awqd {
 
 absl::Span<const KernelRow* const> CudaKernels() {
-  static const std::vector<const KernelRow*>* const rows = [] {
-    auto* all = new std::vector<const KernelRow*>;
-    for (const auto folder : {Sm90aKernels(), Sm80Kernels(), DenseKernels()}) {
-      all->insert(all->end(), folder.begin(), folder.end());
-    }
-    return all;
-  }();
-  return *rows;
+  static const KernelRow* const rows[] = {
+      // sm90a/: compute capability 9.0 alone
+      &cuda::PersistentA16Row(),
+      &cuda::FixedOrderA16Row(),
+      &cuda::PersistentA8ScaledRow(),
+      &cuda::PersistentGroupedRow(),
+      // sm80/: every GPU from compute capability 7.5
+      &cuda::QMatmulA16(),
+      &cuda::ScaledSumsA16(),
+      &cuda::QMatmulA8(),
+      &cuda::QMatmulA8Scaled(),
+      &cuda::QMatmulGrouped(),
+      &cuda::DequantizeRow(),
+      &cuda::PlainMatmulRow(),
+      &cuda::PlainQMatmulA8Row(),
+      &cuda::PlainQMatmulA8ScaledRow(),
+      &cuda::PlainDequantizeRow(),
+      // dense/
+      &dense::MatmulA16Row(),
+      &dense::MatmulFp16Row(),
+  };
+  return rows;
 }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,

@@ -8,12 +8,23 @@
 //   weight.quant_state.bitsandbytes__nf4 or __fp4 U8: JSON with blocksize, shape [N, K] and the
 //   above bias [N], optional
 //
-// Blocks run over the weight as a whole: where K is a multiple of blocksize, each is a part of one
-// column. Which linears are quantised shows in the type of "weight".
+// Blocks run over the weight as a whole. Where K is no multiple of blocksize they span columns:
+// groups of gcd(K, blocksize) rows each lie in one block, whose scale they have. Which linears are
+// quantised shows in the type of "weight".
+//
+// Format "bitsandbytes-int8": LLM.int8() of bitsandbytes, load_in_8bit.
+//
+//   weight I8 [N, K]
+//   SCB F32 [N], the largest magnitudes of the rows        W[k, n] = weight[n, k] * (SCB[n] / 127)
+//   weight_format U8 [], 0: rows as they are
+//   bias [N], optional
+//
+// The type of "weight" shows which linears are quantised.
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
@@ -43,14 +54,16 @@ constexpr size_t kMostJsonBytes = 4096;
 constexpr int64_t kMostFeatures = std::numeric_limits<int32_t>::max();
 constexpr int64_t kTable = 16, kNestedTable = 256;
 
-absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  AWQD_ASSIGN_OR_RETURN(const auto four, ReadBool(config, "load_in_4bit"));
-  if (!four.value_or(false)) {
-    return UnreadSetting("load_in_4bit", four ? "false" : "nothing", "true");
-  }
-  QuantConfig out;
-  out.rules = {{.targets = {{}}, .settings = {}}};
-  return out;
+// Reads settings that say `load` ("load_in_4bit").
+absl::StatusOr<QuantConfig> ReadLoad(const Setting& config, absl::string_view load) {
+  AWQD_ASSIGN_OR_RETURN(const auto said, ReadBool(config, load));
+  if (said.value_or(false)) return OneRule(config, {}, {});
+  return UnreadSetting(load, said ? "false" : "nothing", "true");
+}
+
+absl::StatusOr<QuantConfig> Read(const Setting& config) { return ReadLoad(config, "load_in_4bit"); }
+absl::StatusOr<QuantConfig> ReadInt8(const Setting& config) {
+  return ReadLoad(config, "load_in_8bit");
 }
 
 // --- The quantisation state ---
@@ -61,6 +74,7 @@ struct State {
   int64_t n = 0;
   int64_t k = 0;
   int64_t block = 0;
+  int64_t group = 0;  // rows of a column that are in one block
   int64_t nested_block = 0;
   float nested_offset = 0;
 };
@@ -106,10 +120,11 @@ absl::StatusOr<State> ReadState(const LinearTensors& tensors, bool nested) {
   AWQD_ASSIGN_OR_RETURN(out.n, WholeNumber(name, "shape", shape[0]));
   AWQD_ASSIGN_OR_RETURN(out.k, WholeNumber(name, "shape", shape[1]));
   AWQD_ASSIGN_OR_RETURN(out.block, WholeNumber(name, "blocksize", Member(state, "blocksize")));
-  if (out.k % out.block != 0 || out.k % 2 != 0) {
-    return BadTensor(name, absl::StrCat("K = ", out.k, " in blocks of ", out.block),
-                     "an even K that is a multiple of blocksize: another block spans columns");
+  if (out.k % 2 != 0) {
+    return BadTensor(name, absl::StrCat("K = ", out.k),
+                     "an even K: a byte with codes of two columns is not read");
   }
+  out.group = std::gcd(out.k, out.block);
   if (!nested) return out;
   AWQD_ASSIGN_OR_RETURN(out.nested_block,
                         WholeNumber(name, "nested_blocksize", Member(state, "nested_blocksize")));
@@ -133,25 +148,37 @@ absl::StatusOr<std::vector<float>> Numbers(const LinearTensors& tensors, absl::s
   return ToFloats(name, *tensor);
 }
 
-// The scales [N, groups] as FP32.
-absl::StatusOr<std::vector<uint8_t>> DecodeScales(const State& state, const TensorView& absmax,
-                                                  const LinearTensors& tensors) {
-  const int64_t count = state.n * (state.k / state.block);
+// The scale of each block as FP32.
+absl::StatusOr<std::vector<float>> DecodeScales(const State& state, const TensorView& absmax,
+                                                const LinearTensors& tensors) {
+  const int64_t count = CeilDiv(state.n * state.k, state.block);
   AWQD_RETURN_IF_ERROR(CheckShape("weight.absmax", absmax, {count}, "N * K / blocksize"));
   if (absmax.dtype == "F32") {
     AWQD_RETURN_IF_ERROR(CheckScales("weight.absmax", absmax, 1, true).status());
-    return std::vector<uint8_t>(absmax.bytes.begin(), absmax.bytes.end());
+    std::vector<float> out(count);
+    std::memcpy(out.data(), absmax.bytes.data(), absmax.bytes.size());
+    return out;
   }
   AWQD_ASSIGN_OR_RETURN(const std::vector<float> map,
                         Numbers(tensors, "weight.nested_quant_map", kNestedTable));
   AWQD_ASSIGN_OR_RETURN(
       const std::vector<float> largest,
       Numbers(tensors, "weight.nested_absmax", CeilDiv(count, state.nested_block)));
-  std::vector<uint8_t> out(count * sizeof(float));
+  std::vector<float> out(count);
   for (int64_t i = 0; i < count; ++i) {
     const float product = map[absmax.bytes[i]] * largest[i / state.nested_block];
-    const float scale = product + state.nested_offset;
-    std::memcpy(out.data() + i * sizeof(float), &scale, sizeof(scale));
+    out[i] = product + state.nested_offset;
+  }
+  return out;
+}
+
+// The scales of the blocks as those of groups [N, K / group].
+std::vector<uint8_t> ExpandToGroups(const State& state, const std::vector<float>& scales) {
+  const int64_t groups = state.n * (state.k / state.group);
+  std::vector<uint8_t> out(groups * sizeof(float));
+  for (int64_t i = 0; i < groups; ++i) {
+    std::memcpy(out.data() + i * sizeof(float), &scales[i * state.group / state.block],
+                sizeof(float));
   }
   return out;
 }
@@ -165,7 +192,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   AWQD_RETURN_IF_ERROR(CheckTensor("weight.absmax", *absmax, {"F32", "U8"}, 1));
   AWQD_ASSIGN_OR_RETURN(const State state, ReadState(tensors, absmax->dtype == "U8"));
   HostWeight out;
-  out.format = std::string(kBitsAndBytesFormat.name);
   out.n = state.n;
   out.k = state.k;
   const int64_t bytes = state.n * state.k / 2;  // both are below 2^31
@@ -174,15 +200,53 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
                      absl::StrCat(bytes, " for shape [", state.n, ", ", state.k, "]"));
   }
   out.scheme = {.code = CodeKind::kTable,
-                .block_rows = BlockRows(state.block, state.k),
+                .block_rows = BlockRows(state.group, state.k),
                 .zero_kind = ZeroKind::kConstant,
                 .scale_dtype = DType::kFp32};
   AWQD_ASSIGN_OR_RETURN(out.table, Numbers(tensors, "weight.quant_map", kTable));
-  AWQD_ASSIGN_OR_RETURN(const std::vector<uint8_t> scales, DecodeScales(state, *absmax, tensors));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  out.scales = Transposed(scales, out.n, out.groups(), sizeof(float));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<float> scales, DecodeScales(state, *absmax, tensors));
+  out.scales = Transposed(ExpandToGroups(state, scales), out.n, out.groups(), sizeof(float));
   if (weight->unread()) return out;
   out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kHigh);
+  return out;
+}
+
+// --- bitsandbytes-int8 ---
+
+constexpr absl::string_view kInt8Suffixes[] = {"weight", "SCB", "weight_format", "bias"};
+constexpr absl::string_view kInt8Optional[] = {"weight_format", "bias"};
+constexpr absl::string_view kInt8CodeTypes[] = {"I8"};
+
+// Other kinds are orders of tiles of older GPUs.
+absl::Status CheckWeightFormat(const LinearTensors& tensors) {
+  const TensorView* const kind = FindTensor(tensors, "weight_format");
+  if (kind == nullptr) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight_format", *kind, {"U8"}, 0));
+  if (kind->bytes[0] == 0) return absl::OkStatus();
+  return BadTensor("weight_format", absl::StrCat(kind->bytes[0]), "0 (rows)");
+}
+
+absl::StatusOr<HostWeight> DecodeInt8Rows(const Setting& /*settings*/,
+                                          const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "I8 [N, K]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* largest, NeedTensor(tensors, "SCB", "F32 [N]"));
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"I8"}, 2));
+  AWQD_RETURN_IF_ERROR(CheckTensor("SCB", *largest, {"F32"}, 1));
+  AWQD_RETURN_IF_ERROR(CheckWeightFormat(tensors));
+  HostWeight out;
+  out.n = weight->shape[0];
+  out.k = weight->shape[1];
+  AWQD_RETURN_IF_ERROR(CheckShape("SCB", *largest, {out.n}, "N"));
+  AWQD_RETURN_IF_ERROR(CheckScales("SCB", *largest, 1, true).status());
+  out.scheme = Symmetric(8, 0, DType::kFp32);
+  out.scales.resize(out.n * sizeof(float));
+  for (int64_t n = 0; n < out.n; ++n) {
+    const float scale = LoadElement(largest->bytes.data(), DType::kFp32, n) / 127.0f;
+    std::memcpy(out.scales.data() + n * sizeof(float), &scale, sizeof(scale));
+  }
+  if (weight->unread()) return out;
+  out.codes = Transposed(weight->bytes, out.n, out.k, 1);
+  for (uint8_t& code : out.codes) code ^= 0x80;
   return out;
 }
 
@@ -194,6 +258,14 @@ const Format kBitsAndBytesFormat = {.name = "bitsandbytes",
                                     .optional_suffixes = kOptional,
                                     .code_dtypes = kCodeTypes,
                                     .read = Read,
-                                    .decode = Decode};
+                                    .decode_parts = Decode};
+
+const Format kBitsAndBytesInt8Format = {.name = "bitsandbytes-int8",
+                                        .quant_method = "bitsandbytes",
+                                        .suffixes = kInt8Suffixes,
+                                        .optional_suffixes = kInt8Optional,
+                                        .code_dtypes = kInt8CodeTypes,
+                                        .read = ReadInt8,
+                                        .decode_parts = DecodeInt8Rows};
 
 }  // namespace awqd

@@ -4,21 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/base/huge_pages.h"
+#include "kernels/base/host_memory.h"
 #include "kernels/base/math.h"
+#include "kernels/base/nibbles.h"
 #include "kernels/scheme.h"
 
 namespace awqd {
 namespace {
-
-// Of zeros.
-std::vector<uint8_t> Allocate(int64_t bytes) {
-  std::vector<uint8_t> out;
-  out.reserve(bytes);
-  AdviseHugePages(out.data(), bytes);
-  out.resize(bytes);
-  return out;
-}
 
 // Blocks of 64 x 64: the lines of both sides stay in the first cache.
 template <int kBytes>
@@ -81,8 +73,7 @@ void PackBlock(const uint8_t* block, int64_t height, int64_t width, int64_t row_
 void UnpackNibbles(const uint8_t* from, int64_t count, FirstNibble first, uint8_t* to) {
   int64_t at = 0;
   for (; at + 8 <= count; at += 8) {
-    uint32_t word;
-    std::memcpy(&word, from + at / 2, sizeof(word));
+    uint32_t word = LoadWord(from + at / 2);
     if (first == FirstNibble::kHigh) word = (word & 0x0f0f0f0fu) << 4 | (word >> 4 & 0x0f0f0f0fu);
     uint64_t codes = word;
     codes = (codes | codes << 16) & 0x0000ffff0000ffffu;
@@ -113,20 +104,12 @@ void UnpackEights(const uint8_t* from, int64_t count, uint8_t* to) {
 
 }  // namespace
 
-// By halves, quarters and single bytes.
-void TransposeBytes(uint64_t rows[8]) {
-  constexpr uint64_t kMasks[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
-  for (int level = 0; level < 3; ++level) {
-    const int step = 4 >> level, shift = 8 * step;
-    for (int row = 0; row < 8; ++row) {
-      if ((row & step) != 0) continue;
-      uint64_t& low = rows[row];
-      uint64_t& high = rows[row + step];
-      const uint64_t swapped = (low >> shift ^ high) & kMasks[level];
-      low ^= swapped << shift;
-      high ^= swapped;
-    }
-  }
+std::vector<uint8_t> AllocateCodes(int64_t bytes) {
+  std::vector<uint8_t> out;
+  out.reserve(bytes);
+  AdviseHugePages(out.data(), bytes);
+  out.resize(bytes);
+  return out;
 }
 
 void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to) {
@@ -145,7 +128,7 @@ std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, in
   const int place = CodeBits(bits);
   if (place == 8) return {codes.begin(), codes.end()};
   const int64_t row_bytes = CeilDiv(cols * place, 8);
-  std::vector<uint8_t> out = Allocate(rows * row_bytes);
+  std::vector<uint8_t> out = AllocateCodes(rows * row_bytes);
   for (int64_t row = 0; row < rows; ++row) {
     const uint8_t* from = codes.data() + row * cols;
     uint8_t* to = out.data() + row * row_bytes;
@@ -164,7 +147,7 @@ void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to) {
 
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes) {
-  std::vector<uint8_t> out = Allocate(static_cast<int64_t>(from.size()));
+  std::vector<uint8_t> out = AllocateCodes(static_cast<int64_t>(from.size()));
   if (element_bytes == 1) Transpose<1>(from.data(), rows, cols, out.data());
   if (element_bytes == 2) Transpose<2>(from.data(), rows, cols, out.data());
   if (element_bytes == 4) Transpose<4>(from.data(), rows, cols, out.data());
@@ -175,7 +158,7 @@ std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCo
   const int place = CodeBits(bits);
   const auto pack = place == 2 ? PackBlock<2> : place == 4 ? PackBlock<4> : PackBlock<8>;
   const int64_t row_bytes = CeilDiv(rows * place, 8);
-  std::vector<uint8_t> out = Allocate(cols * row_bytes);
+  std::vector<uint8_t> out = AllocateCodes(cols * row_bytes);
   uint8_t block[kBlock * kBlock] = {};  // one code to a byte
   for (int64_t col0 = 0; col0 < cols; col0 += kBlock) {
     const int64_t width = std::min(kBlock, cols - col0);

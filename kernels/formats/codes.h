@@ -2,12 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 
 namespace awqd {
+
+// Word `index` of a tensor. Neither safetensors files nor messages align their tensors.
+inline uint32_t LoadWord(const uint8_t* words, int64_t index = 0) {
+  uint32_t word;
+  std::memcpy(&word, words + index * 4, sizeof(word));
+  return word;
+}
+
+// Allocates zeros for codes.
+std::vector<uint8_t> AllocateCodes(int64_t bytes);
 
 // Codes [rows, cols], one to a byte and each below 2^bits, as HostWeight::codes holds them.
 std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, int64_t cols,
@@ -19,9 +30,6 @@ void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to);
 // [rows, cols] -> [cols, rows] of elements of 1, 2 or 4 bytes.
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes);
-
-// Eight rows of eight bytes to eight columns: byte c of rows[r] <-> byte r of rows[c].
-void TransposeBytes(uint64_t rows[8]);
 
 // `count` codes of `bits` bits, 1 to 8, one after the other from the low bits of the first byte on,
 // to one a byte. Reads no byte that holds none of them.

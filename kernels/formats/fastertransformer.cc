@@ -101,13 +101,8 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
 }
 
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(config));
-  QuantConfig out;
-  out.rules = {{.targets = {{}}}};
-  auto& members = out.rules[0].settings.members;
-  members["bits"] = Setting::Literal(int64_t{settings.bits});
-  if (settings.group_size != 0) members["group_size"] = Setting::Literal(settings.group_size);
-  return out;
+  AWQD_RETURN_IF_ERROR(ReadSettings(config).status());
+  return OneRule(config, OnlySettings(config, kSettings), {});
 }
 
 // --- Tensors ---
@@ -142,13 +137,11 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"I8", "U8"}, 2));
   HostWeight out;
-  out.format = std::string(kFasterTransformerFormat.name);
   out.k = weight->shape[0];
   out.n = weight->shape[1] * (8 / settings.bits);
   AWQD_RETURN_IF_ERROR(CheckMultiple("K", out.k));
   AWQD_RETURN_IF_ERROR(CheckMultiple("N", out.n));
   AWQD_RETURN_IF_ERROR(DecodeScales(settings, *scale, &out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   if (weight->unread()) return out;
   out.codes = Reordered(weight->bytes, out.k, out.n, settings.bits, /*to_rows=*/true);
   return out;
@@ -195,6 +188,6 @@ const Format kFasterTransformerFormat = {.name = "fastertransformer",
                                          .code_dtypes = kCodeTypes,
                                          .settings = kSettings,
                                          .read = Read,
-                                         .decode = Decode};
+                                         .decode_parts = Decode};
 
 }  // namespace awqd

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <vector>
@@ -24,6 +25,10 @@ struct TensorView {
   // How many experts the tensors of a checkpoint hold that this one is from, cut or not; 0 where
   // that is not known.
   int64_t experts = 0;
+  // Ways in which the rows of codes [N, K] may be those of several projections, each as the numbers
+  // of their rows, which add up to N. The first is by projections, such as q, k and v. Empty where
+  // the checkpoint does not tell.
+  std::vector<std::vector<int64_t>> fused = {};
 
   // Whether its size is known and its bytes are not: `bytes` points nowhere. Of codes only.
   bool unread() const { return bytes.data() == nullptr && !bytes.empty(); }
@@ -35,12 +40,13 @@ using LinearTensors = std::map<std::string, TensorView, std::less<>>;
 // Whether a linear has a tensor of that suffix.
 using HasTensor = absl::FunctionRef<bool(absl::string_view suffix)>;
 
-// Some modules of a checkpoint by their paths, "model.layers.0.mlp.up_proj".
+// Some modules of a checkpoint by their paths, "model.layers.0.mlp.up_proj". Components that a
+// wrapper puts before a path ("model.language_model.") do not count for kPath and kContains.
 struct ModulePattern {
   enum class Kind {
     kEvery,     // every module
-    kExact,     // the path is `text`
-    kContains,  // `text` is somewhere in the path
+    kPath,      // the module `text`, and all beneath it
+    kContains,  // every module whose path has the components `text`, and all beneath it
     kRegex,     // `text` is a regular expression that the beginning of the path matches
   };
   Kind kind = Kind::kEvery;
@@ -49,27 +55,38 @@ struct ModulePattern {
   friend bool operator==(const ModulePattern&, const ModulePattern&) = default;
 };
 
+// A path, or a wildcard over all of one: "*" stands for any characters, "?" for one.
+ModulePattern WildcardPattern(absl::string_view text);
+
 struct Format;
 
-// What one linear's decode is told.
+// The settings of some linears.
 struct LinearRule {
   std::vector<ModulePattern> targets;  // of the linears that it is for: any of these
   Setting settings;                    // Format::settings of `format`, and no others
   const Format* format = nullptr;      // null: the one that read it. FindFormat puts it in
+  // The reason that its settings are not read: no linear of its targets is served. UNIMPLEMENTED or
+  // INVALID_ARGUMENT; OK for settings that are read.
+  absl::Status unread = absl::OkStatus();
 };
 
-// What a format makes of a checkpoint's settings: which linears are quantised, and how.
+// The settings of a checkpoint as a format reads them: which linears are quantised, and how.
 struct QuantConfig {
-  std::vector<LinearRule> rules;        // the first that matches a linear is its own
-  std::vector<ModulePattern> left_out;  // linears that are not quantised, whatever the rules say
-  std::string note;                     // for the log: what of the settings has no effect here
+  // A linear belongs to the first one that matches it and whose format has its tensors.
+  std::vector<LinearRule> rules;
+  // Linears that the settings call not quantised. Their tensors decide: where these are codes with
+  // their scales, the rules hold.
+  std::vector<ModulePattern> left_out;
+  std::string note;  // for the log: what of the settings has no effect here
 };
 
 // INVALID_ARGUMENT beyond 10,000: each rule has settings of its own, which take memory.
 absl::Status CheckRules(size_t rules);
 
-// One rule for every linear but those that `config` leaves out by "modules_to_not_convert".
-absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings);
+// One rule for every linear but those that `config` leaves out by these lists.
+absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings,
+                                    std::initializer_list<absl::string_view> left_out = {
+                                        "modules_to_not_convert"});
 
 struct Format {
   // Unique. PackedWeight.format, WeightInfo.format, and the folder of its goldens.
@@ -82,10 +99,10 @@ struct Format {
   // Suffixes of the tensors that make up one linear. The first is that of the codes: it marks a
   // linear as quantised.
   absl::Span<const absl::string_view> suffixes;
-  // Of those, the ones that may be missing.
+  // Those of the suffixes whose tensors may be missing.
   absl::Span<const absl::string_view> optional_suffixes;
-  // Of a linear with these settings, an optional one that may not be missing all the same and is;
-  // empty when none is. Null: they may all be missing.
+  // Returns an optional suffix whose tensor a linear with these settings needs all the same and has
+  // not; empty when there is none. Null: they may all be missing.
   absl::string_view (*lacks)(const Setting& settings, HasTensor has) = nullptr;
   // And those that modules have too which are not quantised. Without the tensor of codes the others
   // are what is left of a linear that lost it; these say nothing.
@@ -95,19 +112,16 @@ struct Format {
   absl::Span<const absl::string_view> code_dtypes;
   // Dimensions of the tensor of codes of one linear; one more where it holds all experts.
   int code_rank = 2;
-  // What stands between a linear's path and a suffix.
+  // The text between a linear's path and a suffix.
   absl::string_view separator = ".";
-  // Of the suffixes, those of tensors that are one for all experts where the others are cut.
+  // Those of the suffixes whose tensor is one for all experts where the others are cut.
   absl::Span<const absl::string_view> uncut_suffixes;
-  // Whether nothing of a quantised linear may go unread: a tensor beside its codes that has none of
-  // the suffixes is an error, and so are codes with their companions that no rule is for.
-  bool strict = false;
-  // Of a strict format: what the names of codes end with that are spelled in a way it has not,
-  // "experts.up_proj_packed". An error too.
-  absl::string_view foreign_ending;
-  // Bytes for each code that decode takes for a while, beside the tensors and its result.
+  // Suffixes of further tensors of a linear that say nothing of its weight. A tensor beside its
+  // codes that has neither these nor those above refuses the linear.
+  absl::Span<const absl::string_view> suffixes_without_effect;
+  // Bytes for each code that Decode takes for a while, beside the tensors and its result.
   int spare_bytes_per_code = 0;
-  // Names of the settings that decode knows, which are those of an inline weight.
+  // Names of the settings that Decode knows, which are those of an inline weight.
   absl::Span<const absl::string_view> settings;
 
   // The settings of a checkpoint of this quant_method. UNIMPLEMENTED saying what of them this
@@ -118,10 +132,17 @@ struct Format {
   // found and what was expected. Where the codes are unread, HostWeight::codes is empty and all
   // else is as it would be with them: what a weight will take is known before it is read. Scales
   // and zeros that lie among the codes are empty too.
-  absl::StatusOr<HostWeight> (*decode)(const Setting& settings, const LinearTensors& tensors);
+  absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& tensors) const;
+  // Does it, but for the name of the format and the bias. Settings that it does not read may be
+  // UNIMPLEMENTED.
+  absl::StatusOr<HostWeight> (*decode_parts)(const Setting& settings, const LinearTensors& tensors);
+
+  // For the log: what Decode reads in another way than the settings say, for a linear that it
+  // decodes. Mostly empty; null: nothing ever.
+  std::string (*remark)(const Setting& settings, const LinearTensors& tensors) = nullptr;
 };
 
-extern const Format kAwqFormat;                 // awq.cc
+extern const Format kAwqFormat;                 // awq/awq.cc
 extern const Format kIntQuantizedFormat;        // compressed_tensors/int_quantized.cc
 extern const Format kPlainFormat;               // plain.cc
 extern const Format kFasterTransformerFormat;   // fastertransformer.cc
@@ -130,20 +151,22 @@ extern const Format kFp8Format;                 // fp8.cc
 extern const Format kModelOptFormat;            // modelopt.cc
 extern const Format kMxfp4Format;               // mxfp4.cc
 extern const Format kBitsAndBytesFormat;        // bitsandbytes.cc
-extern const Format kBitsAndBytesInt8Format;    // bitsandbytes_int8.cc
+extern const Format kBitsAndBytesInt8Format;    // bitsandbytes.cc
 extern const Format kHqqFormat;                 // hqq.cc
-extern const Format kGptqFormat;                // gptq.cc
-extern const Format kAutoRoundFormat;           // auto_round.cc
+extern const Format kGptqFormat;                // gptq/gptq.cc
+extern const Format kAutoRoundFormat;           // gptq/auto_round.cc
 extern const Format kPackQuantizedFormat;       // compressed_tensors/pack_quantized.cc
 extern const Format kFloatQuantizedFormat;      // compressed_tensors/float_quantized.cc
-extern const Format kNvfp4PackQuantizedFormat;  // compressed_tensors/nvfp4_pack_quantized.cc
-extern const Format kMxfp4PackQuantizedFormat;  // compressed_tensors/mxfp4_pack_quantized.cc
+extern const Format kNvfp4PackQuantizedFormat;  // compressed_tensors/fp4_pack_quantized.cc
+extern const Format kMxfp4PackQuantizedFormat;  // compressed_tensors/fp4_pack_quantized.cc
 extern const Format kQServeFormat;              // qserve.cc
-extern const Format kAwqGemvFormat;             // awq_gemv.cc
-extern const Format kAwqGemvFastFormat;         // awq_gemv_fast.cc
-extern const Format kAwqMarlinFormat;           // marlin.cc
-extern const Format kGptqMarlinFormat;          // marlin.cc
+extern const Format kAwqGemvFormat;             // awq/gemv.cc
+extern const Format kAwqGemvFastFormat;         // awq/gemv.cc
+extern const Format kAwqMarlinFormat;           // awq/marlin.cc
+extern const Format kGptqMarlinFormat;          // awq/marlin.cc
 extern const Format kGgufFormat;                // gguf.cc
+extern const Format kQuarkFormat;               // quark.cc
+extern const Format kMlxFormat;                 // mlx.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();
@@ -151,8 +174,9 @@ absl::Span<const Format* const> AllFormats();
 // The format of that name, or null.
 const Format* FormatNamed(absl::string_view name);
 
-// The first format that reads a checkpoint with that quantization_config, and what it made of it.
-// UNIMPLEMENTED with what was found and what every format missed.
+// The first format that reads a checkpoint with that quantization_config, or some of its rules, and
+// what it made of it. UNIMPLEMENTED with what was found and what each format of that quant_method
+// missed, the nearest first.
 struct FoundFormat {
   const Format* format = nullptr;
   std::string quant_method;

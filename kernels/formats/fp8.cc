@@ -3,28 +3,40 @@
 //   weight F8_E4M3 [N, K]       W[k, n] = weight[n, k] * scale
 //   weight_scale_inv or weight_scale F32, BF16, F16 (multiplied in spite of its name):
 //       [N / 128, K / 128], rounded up, for blocks of weight_block_size, then also F8_E8M0;
-//       [] or [1] for all; [N] or [N, 1] per out feature
+//       [] or [1] for all; [N] or [N, 1] per out feature; of fused projections also [3] or [3, 1],
+//       one for each, and blocks that begin anew with each
 //   bias [N], optional
 //
-// In a request codes and E8M0 scales are U8. Its settings of a checkpoint:
+// DeepSeek-V4 calls the scales "scale". Its experts are MXFP4:
+//
+//   weight I8 [N, K / 2], E2M1, even k in the low half of a byte
+//   scale F8_E8M0 [N, K / 32]
+//
+// In a request E4M3 and E8M0 are U8. Its settings of a checkpoint:
 //
 //   {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 //    "modules_to_not_convert": ["lm_head"]}
 #include "kernels/formats/fp8.h"
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale", "bias"};
-constexpr absl::string_view kOptional[] = {"weight_scale_inv", "weight_scale", "bias"};
-constexpr absl::string_view kCodeTypes[] = {"F8_E4M3"};
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale", "scale",
+                                           "bias"};
+constexpr absl::string_view kOptional[] = {"weight_scale_inv", "weight_scale", "scale", "bias"};
+constexpr absl::string_view kNamesOfScales[] = {"weight_scale_inv", "weight_scale", "scale"};
+constexpr absl::string_view kCodeTypes[] = {"F8_E4M3", "I8"};
 constexpr absl::string_view kSettings[] = {"block_k", "block_n"};
 constexpr int64_t kMostBlock = int64_t{1} << 31;
 
@@ -51,23 +63,13 @@ absl::StatusOr<Setting> ReadBlockSize(const Setting& config) {
   return out;
 }
 
-absl::Status CheckWord(const Setting& config, absl::string_view name, absl::string_view expected) {
-  AWQD_ASSIGN_OR_RETURN(const std::string got, ReadWord(config, name));
-  if (got.empty() || got == expected) return absl::OkStatus();
-  return UnreadSetting(name, Quoted(got), absl::StrCat("\"", expected, "\""));
-}
-
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  AWQD_RETURN_IF_ERROR(CheckWord(config, "fmt", "e4m3"));
-  AWQD_RETURN_IF_ERROR(CheckWord(config, "expert_dtype", "fp8"));
+  AWQD_RETURN_IF_ERROR(CheckWord(config, "fmt", {"e4m3"}));
+  AWQD_RETURN_IF_ERROR(CheckWord(config, "expert_dtype", {"fp8", "fp4"}));
   AWQD_ASSIGN_OR_RETURN(const std::string scheme, ReadWord(config, "activation_scheme"));
   AWQD_ASSIGN_OR_RETURN(Setting rule, ReadBlockSize(config));
-  AWQD_ASSIGN_OR_RETURN(QuantConfig out, OneRule(config, std::move(rule)));
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> ignored,
-                        ReadStrings(config, "ignored_layers"));
-  for (const std::string& layer : ignored) {
-    out.left_out.push_back({ModulePattern::Kind::kContains, layer});
-  }
+  AWQD_ASSIGN_OR_RETURN(QuantConfig out, OneRule(config, std::move(rule),
+                                                 {"modules_to_not_convert", "ignored_layers"}));
   if (!scheme.empty()) {
     out.note = "activation_scheme has no effect: activations are not quantised to FP8";
   }
@@ -76,8 +78,47 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
 
 // --- Tensors ---
 
-// Sets scales and their type; `shape` [N, groups] is by out feature, as in the file.
-absl::Status TakeScales(const Fp8Scales& scales, const TensorView& tensor, HostWeight* out) {
+absl::string_view Lacks(const Setting& /*settings*/, HasTensor has) {
+  return absl::c_any_of(kNamesOfScales, has) ? "" : "weight_scale_inv";
+}
+
+// How many out features each row of scales is for, by the ways in which projections may be fused
+// into the codes. A projection has blocks of `block_n` out features, or with 0 just one block.
+std::vector<std::vector<int64_t>> RowsOfScales(const TensorView& codes, int64_t block_n,
+                                               int64_t rows) {
+  std::vector<std::vector<int64_t>> out;
+  for (const std::vector<int64_t>& projections : codes.fused) {
+    std::vector<int64_t> counts;
+    for (int64_t left : projections) {
+      for (; left > 0; left -= counts.back()) {
+        counts.push_back(block_n == 0 ? left : std::min(left, block_n));
+      }
+    }
+    if (static_cast<int64_t>(counts.size()) == rows && !absl::c_linear_search(out, counts)) {
+      out.push_back(std::move(counts));
+    }
+    if (block_n == 0) break;  // the other ways are of blocks
+  }
+  return out;
+}
+
+// Repeats each row of scales [counts.size(), groups] as often as its count.
+std::vector<uint8_t> RepeatRows(absl::Span<const uint8_t> scales,
+                                const std::vector<int64_t>& counts) {
+  const size_t row_bytes = scales.size() / counts.size();
+  std::vector<uint8_t> out;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto row = scales.subspan(i * row_bytes, row_bytes);
+    for (int64_t count = counts[i]; count > 0; --count)
+      out.insert(out.end(), row.begin(), row.end());
+  }
+  return out;
+}
+
+// Sets scales and their type; `shape` [N, groups] is by out feature, as in the file. `counts`: how
+// many out features each row is for, where it is not as the scheme says.
+absl::Status TakeScales(const Fp8Scales& scales, const TensorView& tensor,
+                        const std::vector<int64_t>& counts, HostWeight* out) {
   DType type = DType::kE8m0;
   if (scales.e8m0 && (tensor.dtype == "F8_E8M0" || tensor.dtype == "U8")) {
     AWQD_RETURN_IF_ERROR(CheckByteScales(scales.name, tensor, type, tensor.shape.size()));
@@ -85,14 +126,29 @@ absl::Status TakeScales(const Fp8Scales& scales, const TensorView& tensor, HostW
     AWQD_ASSIGN_OR_RETURN(type, CheckScales(scales.name, tensor, tensor.shape.size(), true));
   }
   out->scheme.scale_dtype = type;
-  out->scales = Transposed(tensor.bytes, out->shape().column_blocks(), out->groups(), SizeOf(type));
+  std::vector<uint8_t> repeated;
+  if (!counts.empty()) repeated = RepeatRows(tensor.bytes, counts);
+  out->scales = Transposed(counts.empty() ? tensor.bytes : repeated, out->shape().column_blocks(),
+                           out->groups(), SizeOf(type));
   return absl::OkStatus();
 }
 
-absl::Status DecodeBlockScales(const Fp8Scales& scales, const TensorView& tensor, HostWeight* out) {
+absl::Status DecodeBlockScales(const Fp8Scales& scales, const TensorView& codes,
+                               const TensorView& tensor, HostWeight* out) {
   QuantizationScheme& scheme = out->scheme;
   const int64_t column_blocks = CeilDiv(out->n, scales.block_n);
   const int64_t groups = CeilDiv(out->k, scales.block_k);
+  if (tensor.shape.size() == 2 && tensor.shape[0] > column_blocks && tensor.shape[1] == groups) {
+    const auto ways = RowsOfScales(codes, scales.block_n, tensor.shape[0]);
+    if (ways.size() > 1) {
+      return BadTensor(scales.name, absl::StrCat("shape ", ShapeText(tensor.shape)),
+                       "blocks that fit one way of fusing projections, not several");
+    }
+    if (!ways.empty()) {
+      scheme.block_rows = scales.block_k >= out->k ? 0 : scales.block_k;
+      return TakeScales(scales, tensor, ways[0], out);
+    }
+  }
   if (tensor.shape.size() == 4) {  // ModelOpt keeps a dimension for each block's
     AWQD_RETURN_IF_ERROR(CheckShape(scales.name, tensor, {column_blocks, 1, groups, 1},
                                     "[blocks of N, 1, of K, 1]"));
@@ -104,19 +160,37 @@ absl::Status DecodeBlockScales(const Fp8Scales& scales, const TensorView& tensor
   scheme.block_rows = scales.block_k >= out->k ? 0 : scales.block_k;
   scheme.block_cols = scales.block_n >= out->n && out->n > 1 ? 0 : scales.block_n;
   if (out->n == 1) scheme.block_cols = 1;
-  return TakeScales(scales, tensor, out);
+  return TakeScales(scales, tensor, {}, out);
 }
 
-absl::Status DecodeOtherScales(const Fp8Scales& scales, const TensorView& tensor, HostWeight* out) {
+absl::Status DecodeOtherScales(const Fp8Scales& scales, const TensorView& codes,
+                               const TensorView& tensor, HostWeight* out) {
   const std::vector<int64_t>& shape = tensor.shape;
+  if (AreOfProjections(codes, tensor)) {
+    return TakeScales(scales, tensor, codes.fused.front(), out);
+  }
   if (shape.empty() || shape == std::vector<int64_t>{1}) {
     out->scheme.block_cols = 0;
   } else if (shape != std::vector<int64_t>{out->n} && shape != std::vector<int64_t>{out->n, 1}) {
     return BadTensor(scales.name, absl::StrCat("shape ", ShapeText(shape)),
                      absl::StrCat("[], [1], [", out->n, "] or [", out->n,
-                                  ", 1] (N), as no size of blocks is set"));
+                                  ", 1] (N), as no size of blocks is set, or one for each of the "
+                                  "fused projections where config.json tells their sizes"));
   }
-  return TakeScales(scales, tensor, out);
+  return TakeScales(scales, tensor, {}, out);
+}
+
+// The one tensor of scales.
+absl::StatusOr<absl::string_view> NameOfScales(const LinearTensors& tensors) {
+  absl::string_view out;
+  for (const absl::string_view name : kNamesOfScales) {
+    if (FindTensor(tensors, name) == nullptr) continue;
+    if (!out.empty()) {
+      return BadTensor(name, absl::StrCat("it beside \"", out, "\""), "only one of them");
+    }
+    out = name;
+  }
+  return out.empty() ? "weight_scale" : out;
 }
 
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
@@ -127,15 +201,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
     return BadValue(scales.block_n == 0 ? "block_n" : "block_k", "nothing",
                     "a number, as the other side of the blocks has one");
   }
-  if (scales.block_n != 0) scales.kind = Fp8Scales::Kind::kBlocks;
-  const bool inverse = FindTensor(tensors, "weight_scale_inv") != nullptr;
-  if (inverse && FindTensor(tensors, "weight_scale") != nullptr) {
-    return BadTensor("weight_scale", "it beside \"weight_scale_inv\"", "only one of the two");
-  }
-  scales.name = inverse ? "weight_scale_inv" : "weight_scale";
-  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeFp8(scales, tensors));
-  out.format = std::string(kFp8Format.name);
-  return out;
+  AWQD_ASSIGN_OR_RETURN(scales.name, NameOfScales(tensors));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
+  if (weight->dtype != "I8") return DecodeFp8(scales, tensors);
+  const E2m1Tensors mxfp4 = {
+      .scales = scales.name, .scale = DType::kE8m0, .group_size = 32, .code_dtype = "I8"};
+  return DecodeE2m1(mxfp4, tensors);
 }
 
 }  // namespace
@@ -146,7 +217,7 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
                         NeedTensor(tensors, names.scales,
                                    absl::StrCat(names.scale == DType::kE4m3 ? "F8_E4M3" : "U8",
                                                 " [N, K/group_size]")));
-  AWQD_RETURN_IF_ERROR(CheckTensor(names.codes, *codes, {"U8"}, 2));
+  AWQD_RETURN_IF_ERROR(CheckTensor(names.codes, *codes, {names.code_dtype}, 2));
   AWQD_RETURN_IF_ERROR(CheckByteScales(names.scales, *scale, names.scale, 2));
   HostWeight out;
   out.n = codes->shape[0];
@@ -165,6 +236,13 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
   return out;
 }
 
+bool AreOfProjections(const TensorView& codes, const TensorView& scales) {
+  const std::vector<int64_t>& shape = scales.shape;
+  const bool column = shape.size() == 1 || (shape.size() == 2 && shape[1] == 1);
+  return column && shape[0] > 1 && shape[0] != codes.shape[0] && !codes.fused.empty() &&
+         shape[0] == static_cast<int64_t>(codes.fused.front().size());
+}
+
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
@@ -174,12 +252,35 @@ absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensor
   out.n = weight->shape[0];
   out.k = weight->shape[1];
   out.scheme = {.code = CodeKind::kE4m3, .bits = 8, .zero_kind = ZeroKind::kConstant};
-  AWQD_RETURN_IF_ERROR(scales.kind == Fp8Scales::Kind::kBlocks
-                           ? DecodeBlockScales(scales, *scale, &out)
-                           : DecodeOtherScales(scales, *scale, &out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  AWQD_RETURN_IF_ERROR(scales.block_n > 0 ? DecodeBlockScales(scales, *weight, *scale, &out)
+                                          : DecodeOtherScales(scales, *weight, *scale, &out));
   if (weight->unread()) return out;
   out.codes = Transposed(weight->bytes, out.n, out.k, 1);
+  return out;
+}
+
+absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "I8 [N, K]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, "weight_scale", "F32, BF16 or F16 scales"));
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"I8"}, 2));
+  AWQD_ASSIGN_OR_RETURN(const DType type,
+                        CheckScales("weight_scale", *scale, scale->shape.size(), true));
+  HostWeight out;
+  out.n = weight->shape[0];
+  out.k = weight->shape[1];
+  out.scheme = Symmetric(8, 0, type);
+  using Shape = std::vector<int64_t>;
+  if (scale->shape.empty() || scale->shape == Shape{1}) {
+    out.scheme.block_cols = 0;
+  } else if (scale->shape != Shape{out.n} && scale->shape != Shape{out.n, 1}) {
+    return BadTensor("weight_scale", absl::StrCat("shape ", ShapeText(scale->shape)),
+                     absl::StrCat("[], [1], [", out.n, "] or [", out.n, ", 1] (N)"));
+  }
+  out.scales.assign(scale->bytes.begin(), scale->bytes.end());
+  if (weight->unread()) return out;
+  out.codes = Transposed(weight->bytes, out.n, out.k, 1);
+  for (uint8_t& code : out.codes) code ^= 0x80;  // two's complement to 0 .. 255
   return out;
 }
 
@@ -187,9 +288,10 @@ const Format kFp8Format = {.name = "fp8",
                            .quant_method = "fp8",
                            .suffixes = kSuffixes,
                            .optional_suffixes = kOptional,
+                           .lacks = Lacks,
                            .code_dtypes = kCodeTypes,
                            .settings = kSettings,
                            .read = Read,
-                           .decode = Decode};
+                           .decode_parts = Decode};
 
 }  // namespace awqd

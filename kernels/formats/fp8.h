@@ -1,4 +1,4 @@
-// FP8 and E2M1 codes with their scales, which several formats share.
+// FP8, INT8 and E2M1 codes with their scales, which several formats share.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,38 @@
 
 namespace awqd {
 
-// Which elements of W share a scale.
+// The scales of FP8 codes, and which elements of W share one.
 struct Fp8Scales {
-  enum class Kind {
-    kTensorOrColumn,  // [] or [1]: one for all; [N] or [N, 1]: one per out feature
-    kBlocks,          // [N / block_n, K / block_k], rounded up
-  };
   absl::string_view name;  // of the tensor
-  Kind kind = Kind::kTensorOrColumn;
+  // Those of blocks are [N / block_n, K / block_k], rounded up; of fused projections also by each.
+  // 0: [] or [1] for all, [N] or [N, 1] per out feature; of fused projections also one for each,
+  // [3] or [3, 1].
   int64_t block_n = 0;
   int64_t block_k = 0;
   bool e8m0 = false;  // whether they may be powers of two of one byte
 };
 
+// Whether there is a scale for each of the projections that the codes [N, K] are fused of, rather
+// than one for all or one per out feature.
+bool AreOfProjections(const TensorView& codes, const TensorView& scales);
+
 // The tensors "weight" E4M3 [N, K], `scales` and "bias". Every scale multiplies.
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors);
 
+// The tensors "weight" I8 [N, K], "weight_scale", [] or [1] for all, [N] or [N, 1] per out feature,
+// and "bias".
+absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors);
+
 struct E2m1Tensors {
-  absl::string_view codes;     // U8 [N, K/2], even k in the low half of a byte
-  absl::string_view scales;    // one byte each, [N, K/group_size]
-  DType scale = DType::kE4m3;  // or kE8m0
-  int64_t group_size = 0;      // -1: all of K; 0: not said
+  absl::string_view codes = "weight";         // U8 [N, K/2], even k in the low half of a byte
+  absl::string_view scales = "weight_scale";  // one byte each, [N, K/group_size]
+  DType scale = DType::kE4m3;                 // or kE8m0
+  int64_t group_size = 0;                     // -1: all of K; 0: not said
+  absl::string_view code_dtype = "U8";
 };
 
 // Codes, scales and their scheme, without what formats have besides. INVALID_ARGUMENT as
-// Format::decode has it. Sets no HostWeight::format.
+// Format::Decode has it.
 absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTensors& tensors);
 
 }  // namespace awqd

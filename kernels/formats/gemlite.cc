@@ -25,6 +25,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
+#include "kernels/base/nibbles.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
@@ -97,9 +98,7 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
 
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
   AWQD_RETURN_IF_ERROR(ReadSettings(config).status());
-  QuantConfig out;
-  out.rules = {{.targets = {{}}, .settings = OnlySettings(config, kSettings)}};
-  return out;
+  return OneRule(config, OnlySettings(config, kSettings), {});
 }
 
 // --- Codes ---
@@ -144,9 +143,7 @@ void DecodeCodes(int bits, const TensorView& words, HostWeight* out) {
                    [&](int64_t first, int64_t stretch, int64_t word, int bit) {
                      const uint8_t* const from = words.bytes.data() + 4 * word;
                      for (int64_t i = 0; i < stretch; ++i) {
-                       uint32_t value;
-                       std::memcpy(&value, from + 4 * i, sizeof(value));
-                       to[first + i] = static_cast<uint8_t>(value >> bit & mask);
+                       to[first + i] = static_cast<uint8_t>(LoadWord(from, i) >> bit & mask);
                      }
                    });
   };
@@ -320,10 +317,8 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
                         NeedTensor(tensors, "qweight", "I32 [N, K*bits/32]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *words, {"I32"}, words->shape.size() == 1 ? 1 : 2));
   HostWeight out;
-  out.format = std::string(kGemliteFormat.name);
   AWQD_RETURN_IF_ERROR(ReadShape(settings, *words, &out));
   AWQD_RETURN_IF_ERROR(DecodeBlocks(settings, tensors, &out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   if (words->unread()) return out;
   DecodeCodes(settings.bits, *words, &out);
   return out;
@@ -357,6 +352,6 @@ const Format kGemliteFormat = {.name = "gemlite",
                                .spare_bytes_per_code = 1,
                                .settings = kSettings,
                                .read = Read,
-                               .decode = Decode};
+                               .decode_parts = Decode};
 
 }  // namespace awqd

@@ -2,16 +2,26 @@
 //
 //   weight [N, K] of a block type, K whole blocks; in a request U8 [N, bytes of a row] with the
 //   setting type, for example "q4_k"
+//   scale F32 [] or [1], optional: multiplies the whole weight
 //   bias [N], optional
+//   input_scale, optional: without effect
 //
 //   Q4_0, Q5_0, Q8_0   32 codes, FP16 d           W[k, n] = (q - 8, 16, 128) * d
 //   Q4_1, Q5_1         32 codes, FP16 d and m               q * d + m
-//   Q4_K, Q5_K         8 x 32, FP16 d, dmin                 q * (d * sc) - dmin * mn
-//   Q6_K               16 x 16, FP16 d                      (q - 32) * (d * sc)
+//   Q2_K               16 x 16, FP16 d, dmin                q * (d * sc) - dmin * mn
+//   Q4_K, Q5_K         8 x 32, FP16 d, dmin                 the same
+//   Q3_K, Q6_K         16 x 16, FP16 d                      (q - 4, 32) * (d * sc)
+//   IQ4_NL             32, FP16 d                           v[q] * d
+//   IQ4_XS             8 x 32, FP16 d                       v[q] * (d * sc)
+//   TQ1_0, TQ2_0       256, FP16 d                          (q - 1) * d
 //   MXFP4              32, exponent e                       e2m1 * 2^(e - 127)
+//   NVFP4              4 x 16, E4M3 d without a sign        e2m1 * d
+//   Q1_0               128, FP16 d                          (q - 1/2) * 2d
 //
-// sc and mn are integers of 6 bits (Q6_K: 8, signed); d * sc and dmin * mn become FP32 scales and
-// zeros, one rounding each. A zero of MXFP4 has no sign, whatever its code.
+// sc and mn are integers of 6 bits (of Q2_K 4; of Q3_K and IQ4_XS signed; of Q6_K 8, signed); d * sc
+// and dmin * mn become FP32 scales and zeros, one rounding each. v is a table of 16 integers. A zero
+// of MXFP4 and NVFP4 has no sign, whatever its code. The types with a book of vectors, IQ1, IQ2 and
+// IQ3, are not read.
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -27,11 +37,12 @@
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "bias"};
-constexpr absl::string_view kOptional[] = {"bias"};
+constexpr absl::string_view kSuffixes[] = {"weight", "scale", "input_scale", "bias"};
+constexpr absl::string_view kOptional[] = {"scale", "input_scale", "bias"};
 constexpr absl::string_view kSettings[] = {"type"};
-constexpr absl::string_view kCodeTypes[] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-                                            "Q4_K", "Q5_K", "Q6_K", "MXFP4"};
+constexpr absl::string_view kCodeTypes[] = {"Q4_0",  "Q4_1",  "Q5_0",  "Q5_1",  "Q8_0",   "Q2_K",
+                                            "Q3_K",  "Q4_K",  "Q5_K",  "Q6_K",  "IQ4_NL", "IQ4_XS",
+                                            "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0"};
 
 absl::StatusOr<QuantConfig> Read(const Setting& config) { return OneRule(config, {}); }
 
@@ -104,6 +115,7 @@ absl::Status DecodeCells(const GgufBlock& block, const TensorView& weight, HostW
                      "finite numbers");
   }
   out->scales = Transposed(scales, out->n, groups, scale_bytes);
+  std::vector<uint8_t>().swap(scales);  // before the zeros take as much
   if (zero_bytes > 0) out->zeros = Transposed(zeros, out->n, groups, zero_bytes);
   return absl::OkStatus();
 }
@@ -126,7 +138,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& 
                         NeedTensor(tensors, "weight", "blocks [N, K], or U8 [N, bytes of a row]"));
   AWQD_ASSIGN_OR_RETURN(const GgufBlock* block, FindBlock(settings, *weight));
   HostWeight out;
-  out.format = std::string(kGgufFormat.name);
   AWQD_RETURN_IF_ERROR(ReadShape(*block, *weight, &out));
   out.scheme = {.code = block->code,
                 .bits = block->bits,
@@ -135,7 +146,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& 
                 .zero = block->zero,
                 .zero_dtype = block->zero_dtype,
                 .scale_dtype = block->scale_dtype};
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  out.table.assign(block->table.begin(), block->table.end());
+  if (const TensorView* const scale = FindTensor(tensors, "scale")) {
+    AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("scale", *scale));
+    out.scheme.outer = OuterKind::kOne;
+    out.outer = {number};
+  }
   if (weight->unread()) return out;
   AWQD_RETURN_IF_ERROR(DecodeCells(*block, *weight, &out));
   out.codes = DecodeCodes(*block, *weight, out.n, out.k);
@@ -151,6 +167,6 @@ const Format kGgufFormat = {.name = "gguf",
                             .code_dtypes = kCodeTypes,
                             .settings = kSettings,
                             .read = Read,
-                            .decode = Decode};
+                            .decode_parts = Decode};
 
 }  // namespace awqd

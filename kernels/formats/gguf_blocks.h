@@ -18,6 +18,7 @@ struct GgufBlock {
   int64_t bytes = 0;       // of a block
   int64_t group = 32;      // codes that share a scale
   CodeKind code = CodeKind::kUnsigned;
+  absl::Span<const float> table = {};  // of kTable
   int bits = 4;
   ZeroKind zero_kind = ZeroKind::kConstant;
   int zero = 0;                      // of kConstant

@@ -33,6 +33,10 @@ namespace {
 constexpr absl::string_view kSuffixes[] = {"W_q",   "scale",      "zero", "shape",
                                            "nbits", "group_size", "axis", "bias"};
 constexpr absl::string_view kOptional[] = {"nbits", "group_size", "axis", "bias"};
+constexpr absl::string_view kWithoutEffect[] = {
+    "packing",      "view_as_float", "unpack_view_dtype",   "compute_dtype",
+    "channel_wise", "optimize",      "round_zero",          "quant_scale",
+    "quant_zero",   "offload_meta",  "stores_quant_config", "encoded_state_dict"};
 constexpr absl::string_view kSettings[] = {"nbits", "group_size", "axis"};
 constexpr int64_t kMostFeatures = std::numeric_limits<int32_t>::max();
 
@@ -92,26 +96,22 @@ ModulePattern Tagged(absl::string_view tag) {
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
   AWQD_ASSIGN_OR_RETURN(const Setting* params, ReadObject(config, "quant_config"));
   if (params == nullptr) return BadValue("quant_config", "nothing", "an object");
-  QuantConfig out;
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> skipped,
-                        ReadStrings(config, "skip_modules"));
-  for (const std::string& module : skipped) {
-    out.left_out.push_back({ModulePattern::Kind::kContains, module});
-  }
+  AWQD_ASSIGN_OR_RETURN(QuantConfig out, OneRule(config, {}, {"skip_modules"}));
   if (params->members.contains("weight_quant_params")) {
-    AWQD_ASSIGN_OR_RETURN(Setting settings, ReadParams(*params));
-    out.rules = {{.targets = {{}}, .settings = std::move(settings)}};
+    AWQD_ASSIGN_OR_RETURN(out.rules[0].settings, ReadParams(*params));
     return out;
   }
+  out.rules.clear();
   for (const auto& [tag, object] : params->members) {
     if (object.kind == Setting::Kind::kNull) continue;
     absl::StatusOr<Setting> settings = ReadParams(object);
-    if (!settings.ok()) {
-      return absl::Status(settings.status().code(),
-                          absl::StrCat("quant_config.", absl::CHexEscape(tag.substr(0, 64)), ".",
-                                       settings.status().message()));
+    LinearRule& rule = out.rules.emplace_back(LinearRule{.targets = {Tagged(tag)}});
+    if (settings.ok()) {
+      rule.settings = *std::move(settings);
+    } else {
+      rule.unread = Beneath(absl::StrCat("quant_config.", absl::CHexEscape(tag.substr(0, 64))),
+                            settings.status());
     }
-    out.rules.push_back({.targets = {Tagged(tag)}, .settings = *std::move(settings)});
     AWQD_RETURN_IF_ERROR(CheckRules(out.rules.size()));
   }
   return out;
@@ -130,17 +130,14 @@ absl::StatusOr<int64_t> Agreed(const LinearTensors& tensors, absl::string_view n
 }
 
 absl::StatusOr<Settings> ReadAll(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
-  AWQD_ASSIGN_OR_RETURN(const int64_t bits, Agreed(tensors, "nbits", settings->bits));
-  Settings out = *settings;
+  AWQD_ASSIGN_OR_RETURN(Settings out, ReadSettings(object));
+  AWQD_ASSIGN_OR_RETURN(const int64_t bits, Agreed(tensors, "nbits", out.bits));
   if (bits == 0) return BadValue("nbits", "nothing", "1, 2, 3, 4, 5, 6 or 8");
   out.bits = static_cast<int>(bits);
   AWQD_ASSIGN_OR_RETURN(out.group_size, Agreed(tensors, "group_size", out.group_size));
   AWQD_ASSIGN_OR_RETURN(const int64_t axis, Agreed(tensors, "axis", out.axis));
-  absl::Status known = CheckBits(bits);
-  if (known.ok()) known = CheckAxis(axis);
-  if (!known.ok()) return absl::InvalidArgumentError(known.message());
+  AWQD_RETURN_IF_ERROR(CheckBits(bits));
+  AWQD_RETURN_IF_ERROR(CheckAxis(axis));
   return out;
 }
 
@@ -258,7 +255,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(const TensorView* words, NeedTensor(tensors, "W_q", "U8 or I32 words"));
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadAll(object, tensors));
   HostWeight out;
-  out.format = std::string(kHqqFormat.name);
   AWQD_RETURN_IF_ERROR(ReadShape(tensors, &out));
   const bool all = settings.group_size == 0 || settings.group_size == -1;
   const int64_t group = all ? out.k : settings.group_size;
@@ -272,7 +268,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(out.scheme.scale_dtype,
                         TakeCells(tensors, "scale", rows, out.n, &out.scales));
   AWQD_ASSIGN_OR_RETURN(out.scheme.zero_dtype, TakeCells(tensors, "zero", rows, out.n, &out.zeros));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   AWQD_RETURN_IF_ERROR(DecodeCodes(Packing(settings.bits, group, rows), *words, &out));
   return out;
 }
@@ -283,8 +278,9 @@ const Format kHqqFormat = {.name = "hqq",
                            .quant_method = "hqq",
                            .suffixes = kSuffixes,
                            .optional_suffixes = kOptional,
+                           .suffixes_without_effect = kWithoutEffect,
                            .settings = kSettings,
                            .read = Read,
-                           .decode = Decode};
+                           .decode_parts = Decode};
 
 }  // namespace awqd

@@ -3,11 +3,14 @@
 //   fp8, fp8_per_channel_per_token, fp8_pb_wo: weight F8_E4M3 [N, K]; weight_scale F32, BF16, F16:
 //       [] or [1] for all, [N] per column, [N / 128, K / 128] for blocks
 //   mxfp8: weight F8_E4M3 [N, K]; weight_scale U8 [N, K / 32] = exponent + 127
-//   nvfp4, w4a16_nvfp4, nvfp4_awq: weight U8 [N, K / 2], E2M1, even k in the low half of a byte;
+//   w8a16, w8a8_sq_per_channel: weight I8 [N, K]; weight_scale F32, BF16, F16 [N]
+//   mxfp4, w4a8_mxfp4_fp8: weight U8 [N, K / 2] as nvfp4; weight_scale U8 [N, K / 32] as mxfp8
+//   nvfp4, w4a16_nvfp4, nvfp4_awq, w4a8_nvfp4_fp8: weight U8 [N, K / 2], E2M1, even k in the low
+//       half of a byte;
 //       weight_scale F8_E4M3 [N, K / 16]; weight_scale_2 F32 [] or [1], which multiplies
 //   w4a16_awq: weight U8 [N / 2, K], even n in the low half of a byte, two's complement;
 //       weight_scale F32, BF16, F16 [N, K / group_size], [N] or [N, 1]
-//   pre_quant_scale [K], optional, with the 4-bit ones: what activations are multiplied by
+//   pre_quant_scale [K], optional: what activations are multiplied by
 //   bias [N], optional
 //
 // In a request E4M3 is U8. Its settings, of config.json and of hf_quant_config.json:
@@ -36,11 +39,12 @@ namespace {
 constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_scale_2",
                                            "pre_quant_scale", "bias"};
 constexpr absl::string_view kOptional[] = {"weight_scale_2", "pre_quant_scale", "bias"};
-constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3"};
+constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3", "I8"};
 constexpr absl::string_view kSettings[] = {"quant_algo", "group_size"};
 constexpr absl::string_view kMixed = "mixed_precision";
+constexpr int64_t kMxGroup = 32;
 
-enum class Codes { kFp8, kFp8Blocks, kMxfp8, kE2m1, kInt4 };
+enum class Codes { kFp8, kFp8Blocks, kMxfp8, kInt8, kMxfp4, kE2m1, kInt4 };
 struct Algorithm {
   absl::string_view name;
   Codes codes;
@@ -49,6 +53,11 @@ constexpr Algorithm kAlgorithms[] = {{"fp8", Codes::kFp8},
                                      {"fp8_per_channel_per_token", Codes::kFp8},
                                      {"fp8_pb_wo", Codes::kFp8Blocks},
                                      {"mxfp8", Codes::kMxfp8},
+                                     {"w8a16", Codes::kInt8},
+                                     {"w8a8_sq_per_channel", Codes::kInt8},
+                                     {"mxfp4", Codes::kMxfp4},
+                                     {"w4a8_mxfp4_fp8", Codes::kMxfp4},
+                                     {"w4a8_nvfp4_fp8", Codes::kE2m1},
                                      {"nvfp4", Codes::kE2m1},
                                      {"w4a16_nvfp4", Codes::kE2m1},
                                      {"nvfp4_awq", Codes::kE2m1},
@@ -74,26 +83,6 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   return UnreadSetting("quant_algo", Quoted(name), expected);
 }
 
-// A path, or a wildcard over all of one: "*" stands for any characters, "?" for one.
-ModulePattern Pattern(absl::string_view text) {
-  using Kind = ModulePattern::Kind;
-  if (!absl::c_any_of(text, [](char c) { return c == '*' || c == '?'; })) {
-    return {Kind::kExact, std::string(text)};
-  }
-  std::string regex;
-  for (const char c : text) {
-    if (c == '*') {
-      regex += ".*";
-    } else if (c == '?') {
-      regex += '.';
-    } else {
-      if (absl::string_view("\\^$.|+()[]{}").find(c) != absl::string_view::npos) regex += '\\';
-      regex += c;
-    }
-  }
-  return {Kind::kRegex, regex + "$"};
-}
-
 // One rule for all paths of the same settings.
 absl::StatusOr<std::vector<LinearRule>> ReadLayers(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const Setting* layers, ReadObject(object, "quantized_layers"));
@@ -103,15 +92,16 @@ absl::StatusOr<std::vector<LinearRule>> ReadLayers(const Setting& object) {
   std::map<std::string, LinearRule> rules;
   for (const auto& [path, layer] : layers->members) {
     const absl::StatusOr<Settings> settings = ReadSettings(layer);
-    if (!settings.ok()) {
-      return absl::Status(settings.status().code(),
-                          absl::StrCat("quantized_layers.", absl::CHexEscape(path.substr(0, 64)),
-                                       ".", settings.status().message()));
+    const absl::StatusOr<std::string> name = ReadWord(layer, "quant_algo");
+    LinearRule& rule = rules[settings.ok() ? absl::StrCat(*name, " ", settings->group_size)
+                                           : settings.status().ToString()];
+    rule.targets.push_back(WildcardPattern(path));
+    if (settings.ok()) {
+      rule.settings = OnlySettings(layer, kSettings);
+    } else if (rule.unread.ok()) {
+      rule.unread = Beneath(absl::StrCat("quantized_layers.", absl::CHexEscape(path.substr(0, 64))),
+                            settings.status());
     }
-    AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(layer, "quant_algo"));
-    LinearRule& rule = rules[absl::StrCat(name, " ", settings->group_size)];
-    rule.settings = OnlySettings(layer, kSettings);
-    rule.targets.push_back({ModulePattern::Kind::kExact, path});
     AWQD_RETURN_IF_ERROR(CheckRules(rules.size()));
   }
   std::vector<LinearRule> out;
@@ -132,7 +122,7 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   }
   for (const absl::string_view list : {"ignore", "exclude_modules"}) {
     AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> modules, ReadStrings(object, list));
-    for (const std::string& module : modules) out.left_out.push_back(Pattern(module));
+    for (const std::string& module : modules) out.left_out.push_back(WildcardPattern(module));
   }
   return out;
 }
@@ -140,22 +130,18 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
 // --- Tensors ---
 
 absl::StatusOr<HostWeight> DecodeCodesOfEightBits(Codes codes, const LinearTensors& tensors) {
-  constexpr int64_t kSide = 128, kMxGroup = 32;
+  constexpr int64_t kSide = 128;
   Fp8Scales scales = {.name = "weight_scale"};
   if (codes == Codes::kFp8Blocks) {
-    scales = {"weight_scale", Fp8Scales::Kind::kBlocks, kSide, kSide};
+    scales = {"weight_scale", kSide, kSide};
   } else if (codes == Codes::kMxfp8) {
-    scales = {"weight_scale", Fp8Scales::Kind::kBlocks, 1, kMxGroup, true};
+    scales = {"weight_scale", 1, kMxGroup, true};
   }
   return DecodeFp8(scales, tensors);
 }
 
 absl::StatusOr<HostWeight> DecodeNvfp4(int64_t group_size, const LinearTensors& tensors) {
-  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeE2m1({.codes = "weight",
-                                                    .scales = "weight_scale",
-                                                    .scale = DType::kE4m3,
-                                                    .group_size = group_size},
-                                                   tensors));
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeE2m1({.group_size = group_size}, tensors));
   AWQD_ASSIGN_OR_RETURN(const TensorView* outer, NeedTensor(tensors, "weight_scale_2", "F32 []"));
   AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("weight_scale_2", *outer));
   out.scheme.outer = OuterKind::kOne;
@@ -203,17 +189,19 @@ absl::Status DecodeFactor(const LinearTensors& tensors, HostWeight* out) {
 
 absl::StatusOr<HostWeight> DecodeParts(const Settings& settings, const LinearTensors& tensors) {
   if (settings.codes == Codes::kE2m1) return DecodeNvfp4(settings.group_size, tensors);
+  if (settings.codes == Codes::kMxfp4) {
+    const int64_t group_size = settings.group_size == 0 ? kMxGroup : settings.group_size;
+    return DecodeE2m1({.scale = DType::kE8m0, .group_size = group_size}, tensors);
+  }
+  if (settings.codes == Codes::kInt8) return DecodeInt8(tensors);
   if (settings.codes == Codes::kInt4) return DecodeInt4(settings.group_size, tensors);
   return DecodeCodesOfEightBits(settings.codes, tensors);
 }
 
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
-  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeParts(*settings, tensors));
-  out.format = std::string(kModelOptFormat.name);
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeParts(settings, tensors));
   AWQD_RETURN_IF_ERROR(DecodeFactor(tensors, &out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   return out;
 }
 
@@ -226,6 +214,6 @@ const Format kModelOptFormat = {.name = "modelopt",
                                 .code_dtypes = kCodeTypes,
                                 .settings = kSettings,
                                 .read = Read,
-                                .decode = Decode};
+                                .decode_parts = Decode};
 
 }  // namespace awqd

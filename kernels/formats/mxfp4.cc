@@ -2,16 +2,14 @@
 // two. Suffixes follow their path after "_".
 //
 //   <path>_blocks U8 [N, K / 32, 16], two codes a byte, even k in the low half
-//   <path>_scales U8 [N, K / 32] = exponent + 127        W[k, n] = e2m1 * 2^(scales[n, k / 32] -
-//   127) <path>_bias [N], optional
+//   <path>_scales U8 [N, K / 32] = exponent + 127    W[k, n] = e2m1 * 2^(scales[n, k / 32] - 127)
+//   <path>_bias [N], optional
 //
 // A file's tensors hold all experts, in one more dimension. gate_up_proj has gate and up in turn,
 // column by column, and is served as it is stored.
-#include "absl/strings/str_cat.h"
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -34,19 +32,10 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   AWQD_RETURN_IF_ERROR(CheckShape("blocks", *blocks, {n, groups, kGroupBytes},
                                   "[N, K/32, 16]: 32 codes to a block, two a byte"));
   AWQD_RETURN_IF_ERROR(CheckShape("scales", *scales, {n, groups}, "[N, K/32], as \"blocks\""));
-  HostWeight out;
-  out.format = std::string(kMxfp4Format.name);
-  out.n = n;
-  out.k = groups * kGroup;
-  out.scheme = {.code = CodeKind::kE2m1,
-                .block_rows = BlockRows(kGroup, out.k),
-                .zero_kind = ZeroKind::kConstant,
-                .scale_dtype = DType::kE8m0};
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, n));
-  out.scales = Transposed(scales->bytes, n, groups, 1);
-  if (blocks->unread()) return out;
-  out.codes = TransposedNibbles(blocks->bytes, n, out.k, FirstNibble::kLow);
-  return out;
+  TensorView rows = *blocks;
+  rows.shape = {n, groups * kGroupBytes};
+  return DecodeE2m1({"blocks", "scales", DType::kE8m0, kGroup},
+                    {{"blocks", rows}, {"scales", *scales}});
 }
 
 }  // namespace
@@ -59,6 +48,6 @@ const Format kMxfp4Format = {.name = "mxfp4",
                              .code_rank = 3,
                              .separator = "_",
                              .read = Read,
-                             .decode = Decode};
+                             .decode_parts = Decode};
 
 }  // namespace awqd

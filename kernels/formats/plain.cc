@@ -49,7 +49,7 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   return OneRule(config, OnlySettings(config, kSettings));
 }
 
-// That each of the values [rows, cols] fits into so many bits.
+// Checks that each of the values [rows, cols] fits into so many bits.
 absl::Status CheckBits(absl::string_view name, const TensorView& tensor, int bits) {
   const int most = (1 << bits) - 1;
   const auto bad = absl::c_find_if(tensor.bytes, [most](uint8_t code) { return code > most; });
@@ -115,7 +115,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(CheckTensor("codes", *codes, {"U8"}, 2));
   AWQD_ASSIGN_OR_RETURN(const DType type, ScaleType(*scales));
   HostWeight out;
-  out.format = std::string(kPlainFormat.name);
   out.k = codes->shape[0];
   out.n = codes->shape[1];
   const int64_t groups = scales->shape[0];
@@ -125,7 +124,6 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   out.scheme = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
   AWQD_RETURN_IF_ERROR(DecodeZeros(settings, tensors, groups, &out));
   AWQD_RETURN_IF_ERROR(DecodeOuter(tensors, &out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());
   if (codes->unread()) return out;
   AWQD_RETURN_IF_ERROR(CheckBits("codes", *codes, settings.bits));
@@ -143,6 +141,6 @@ const Format kPlainFormat = {.name = "plain",
                              .code_dtypes = kCodeTypes,
                              .settings = kSettings,
                              .read = Read,
-                             .decode = Decode};
+                             .decode_parts = Decode};
 
 }  // namespace awqd

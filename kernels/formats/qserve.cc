@@ -23,7 +23,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/half.h"
-#include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
@@ -102,9 +101,7 @@ struct Ranges {
 Ranges DecodeCodes(absl::Span<const uint8_t> bytes, int64_t rows_of_group, HostWeight* out) {
   const int64_t k = out->k, n = out->n, cells = k / rows_of_group * n;
   Ranges ranges = {std::vector<uint8_t>(cells, kMostCode), std::vector<uint8_t>(cells, 0)};
-  out->codes.reserve(bytes.size());
-  AdviseHugePages(out->codes.data(), static_cast<int64_t>(bytes.size()));
-  out->codes.resize(bytes.size());
+  out->codes = AllocateCodes(static_cast<int64_t>(bytes.size()));
   const uint8_t* from = bytes.data();
   uint8_t tile[kTile * kTile];
   for (int64_t col = 0; col < n; col += kTile) {
@@ -137,8 +134,8 @@ std::string Place(absl::string_view what, int64_t cell, int64_t n) {
   return absl::StrCat(what, " in group ", cell / n, " of column ", cell % n);
 }
 
-// That every product and every integer of the weight is what QServe's kernel makes of it. `zeros`
-// are z, 0 to 255.
+// Checks that QServe's kernel makes the same of every product and every integer of the weight.
+// `zeros` are z, 0 to 255.
 absl::Status CheckBytes(const std::vector<uint8_t>& scales, const std::vector<uint8_t>& zeros,
                         const Ranges& ranges, int64_t n) {
   for (size_t i = 0; i < scales.size(); ++i) {
@@ -158,8 +155,8 @@ absl::Status CheckBytes(const std::vector<uint8_t>& scales, const std::vector<ui
   return absl::OkStatus();
 }
 
-// Of a group whose zero is no multiple of its scale no code is zero, and its zero point is a whole
-// number behind the scale. Else zero points are codes.
+// Where the zero of a group is no multiple of its scale, none of its codes is zero, and its zero
+// point is a whole number behind the scale. Else zero points are codes.
 void SetZeros(const std::vector<uint8_t>& zeros, HostWeight* out) {
   const std::vector<uint8_t>& scales = out->scales;
   std::vector<uint8_t> codes(zeros.size());
@@ -241,14 +238,12 @@ absl::Status CheckLevels(const Settings& settings, const LinearTensors& tensors,
 }
 
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* qweight, NeedTensor(tensors, "qweight", "I8 [N, K/2]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* s1, NeedTensor(tensors, "s1_scales", "F16 or BF16 [N]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I8"}, 2));
   AWQD_RETURN_IF_ERROR(CheckScales("s1_scales", *s1, 1, false).status());
   HostWeight out;
-  out.format = std::string(kQServeFormat.name);
   out.n = qweight->shape[0];
   out.k = 2 * qweight->shape[1];
   if (out.n % kTile != 0 || out.k % kTile != 0) {
@@ -258,10 +253,9 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(CheckShape("s1_scales", *s1, {out.n}, "[N] for \"qweight\" [N, K/2]"));
   const bool groups =
       FindTensor(tensors, "s2_scales") != nullptr || FindTensor(tensors, "s2_zeros") != nullptr;
-  AWQD_RETURN_IF_ERROR(CheckLevels(*settings, tensors, groups));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  AWQD_RETURN_IF_ERROR(groups ? DecodeGroups(*settings, tensors, *qweight, &out)
-                              : DecodeChannels(*settings, tensors, *qweight, &out));
+  AWQD_RETURN_IF_ERROR(CheckLevels(settings, tensors, groups));
+  AWQD_RETURN_IF_ERROR(groups ? DecodeGroups(settings, tensors, *qweight, &out)
+                              : DecodeChannels(settings, tensors, *qweight, &out));
   out.activations.how = ActivationQuantization::kPerToken;
   return out;
 }
@@ -276,6 +270,6 @@ const Format kQServeFormat = {.name = "qserve",
                               .code_dtypes = kCodeTypes,
                               .settings = kSettings,
                               .read = Read,
-                              .decode = Decode};
+                              .decode_parts = Decode};
 
 }  // namespace awqd

@@ -3,10 +3,11 @@
 
 #include <limits>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
-#include "kernels/base/status.h"
+#include "kernels/base/text.h"
 
 namespace awqd {
 namespace {
@@ -19,7 +20,7 @@ bool IsText(const Setting& value) {
   return value.kind == Kind::kString || value.kind == Kind::kTyped;
 }
 
-// What may be read as a number or as true and false.
+// Whether it may be read as a number or as true and false.
 bool IsLiteral(const Setting& value) {
   return value.kind == Kind::kLiteral || value.kind == Kind::kTyped;
 }
@@ -51,6 +52,24 @@ absl::Status BadSetting(absl::string_view name, const Setting& got, absl::string
 absl::Status UnreadSetting(absl::string_view name, absl::string_view got,
                            absl::string_view expected) {
   return absl::UnimplementedError(BadValue(name, got, expected).message());
+}
+
+absl::Status UnreadWord(absl::string_view name, absl::string_view got,
+                        absl::Span<const absl::string_view> expected) {
+  return UnreadSetting(name, Quoted(got), OneOf(expected, "\""));
+}
+
+absl::Status Beneath(absl::string_view where, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(where, ".", status.message()));
+}
+
+std::string OneOf(absl::Span<const absl::string_view> words, absl::string_view quote) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const absl::string_view before = i == 0 ? "" : i + 1 < words.size() ? ", " : " or ";
+    absl::StrAppend(&out, before, quote, words[i], quote);
+  }
+  return out;
 }
 
 const Setting* FindSetting(const Setting& object, absl::string_view name) {
@@ -118,6 +137,13 @@ absl::StatusOr<std::string> ReadWord(const Setting& object, absl::string_view na
     return BadSetting(name, *value, absl::StrCat("at most ", kMaxWordBytes, " bytes"));
   }
   return absl::AsciiStrToLower(value->text);
+}
+
+absl::Status CheckWord(const Setting& object, absl::string_view name,
+                       std::initializer_list<absl::string_view> expected) {
+  AWQD_ASSIGN_OR_RETURN(const std::string got, ReadWord(object, name));
+  if (got.empty() || absl::c_linear_search(expected, got)) return absl::OkStatus();
+  return UnreadWord(name, got, expected);
 }
 
 absl::StatusOr<std::vector<std::string>> ReadStrings(const Setting& object,

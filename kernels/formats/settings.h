@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/base/status.h"
 
 namespace awqd {
 
@@ -33,8 +35,8 @@ struct Setting {
   std::string text;
   std::vector<Setting> list;
   std::map<std::string, Setting, std::less<>> members;
-  // Of an object in a file: the names of its members as they follow one another there, for settings
-  // of which the first that matches counts. Else empty.
+  // The names of an object's members as they follow one another in its file, for settings of which
+  // the first that matches counts. Empty for others.
   std::vector<std::string> keys;
 
   static Setting Literal(int64_t number) { return {Kind::kLiteral, absl::StrCat(number)}; }
@@ -51,6 +53,16 @@ absl::Status BadSetting(absl::string_view name, const Setting& got, absl::string
 // UNIMPLEMENTED in the same words: of what another format might read.
 absl::Status UnreadSetting(absl::string_view name, absl::string_view got,
                            absl::string_view expected);
+
+// The same for a word that is none of `expected`.
+absl::Status UnreadWord(absl::string_view name, absl::string_view got,
+                        absl::Span<const absl::string_view> expected);
+
+// The error of a setting beneath `where`: "config_groups.group_0" before its name.
+absl::Status Beneath(absl::string_view where, const absl::Status& status);
+
+// "F16, BF16 or F32", each between `quote`.
+std::string OneOf(absl::Span<const absl::string_view> words, absl::string_view quote = "");
 
 // The member of that name, or null.
 const Setting* FindSetting(const Setting& object, absl::string_view name);
@@ -69,6 +81,23 @@ absl::StatusOr<std::optional<int64_t>> ReadInteger(const Setting& object, absl::
 absl::StatusOr<std::optional<bool>> ReadBool(const Setting& object, absl::string_view name);
 // A name of at most 64 bytes, in lower case; empty when absent.
 absl::StatusOr<std::string> ReadWord(const Setting& object, absl::string_view name);
+// Checks that a word is one of `expected` or absent. UNIMPLEMENTED else.
+absl::Status CheckWord(const Setting& object, absl::string_view name,
+                       std::initializer_list<absl::string_view> expected);
+// The meaning of a word; nothing when absent. UNIMPLEMENTED for words without one.
+template <typename T>
+absl::StatusOr<std::optional<T>> ReadChoice(
+    const Setting& object, absl::string_view name,
+    std::initializer_list<std::pair<absl::string_view, T>> meanings) {
+  AWQD_ASSIGN_OR_RETURN(const std::string word, ReadWord(object, name));
+  if (word.empty()) return std::optional<T>();
+  std::vector<absl::string_view> words;
+  for (const auto& [text, meaning] : meanings) {
+    if (word == text) return std::optional<T>(meaning);
+    words.push_back(text);
+  }
+  return UnreadWord(name, word, words);
+}
 // A list of strings, none of them empty.
 absl::StatusOr<std::vector<std::string>> ReadStrings(const Setting& object, absl::string_view name);
 // Null when absent.

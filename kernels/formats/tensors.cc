@@ -11,24 +11,18 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/codes.h"
 
 namespace awqd {
 namespace {
 
 // 0 for types that no format here has.
 int64_t ElementBytes(absl::string_view dtype) {
-  if (dtype == "I32" || dtype == "F32") return 4;
+  if (dtype == "I32" || dtype == "U32" || dtype == "F32") return 4;
   if (dtype == "F16" || dtype == "BF16" || dtype == "I16") return 2;
   if (dtype == "I64") return 8;
   if (dtype == "F8_E4M3" || dtype == "F8_E8M0") return 1;
   return dtype == "U8" || dtype == "I8" ? 1 : 0;
-}
-
-// "F16, BF16 or F32"
-std::string OneOf(absl::Span<const absl::string_view> words) {
-  if (words.size() < 2) return absl::StrJoin(words, "");
-  return absl::StrCat(absl::StrJoin(words.subspan(0, words.size() - 1), ", "), " or ",
-                      words.back());
 }
 
 // Bytes that the shape asks for, or nothing when that overflows.
@@ -123,12 +117,8 @@ absl::StatusOr<float> ReadNumber(absl::string_view name, const TensorView& tenso
 }
 
 int64_t LoadInteger(const TensorView& tensor, int64_t index) {
-  if (tensor.dtype == "I64") {
-    int64_t value;
-    std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
-    return value;
-  }
-  int32_t value;
+  if (tensor.dtype != "I64") return static_cast<int32_t>(LoadWord(tensor.bytes.data(), index));
+  int64_t value;
   std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
   return value;
 }
@@ -149,8 +139,7 @@ absl::StatusOr<std::vector<float>> ToFloats(absl::string_view name, const Tensor
     } else if (tensor.dtype == "I8") {
       out[i] = static_cast<int8_t>(tensor.bytes[i]);
     } else if (tensor.dtype == "I32") {
-      int32_t value;
-      std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof(value));
+      const auto value = static_cast<int32_t>(LoadWord(tensor.bytes.data(), i));
       if (value < -kMostInteger || value > kMostInteger) {
         return BadTensor(name, absl::StrCat(value, " at element ", i), "-2^24 to 2^24");
       }

@@ -25,8 +25,8 @@ const TensorView* FindTensor(const LinearTensors& tensors, absl::string_view nam
 absl::StatusOr<const TensorView*> NeedTensor(const LinearTensors& tensors, absl::string_view name,
                                              absl::string_view expected);
 
-// That the dtype is one of `dtypes`, the rank `rank` and every dimension at least 1, and that there
-// are as many bytes as those say.
+// Checks that the dtype is one of `dtypes`, the rank `rank` and every dimension at least 1, and
+// that there are as many bytes as those say.
 absl::Status CheckTensor(absl::string_view name, const TensorView& tensor,
                          std::initializer_list<absl::string_view> dtypes, size_t rank);
 // `because` explains the shape: "[K, N/8]".

@@ -77,37 +77,27 @@ Source SourceOf(const WeightShape& shape, const K16Shape& k16, int64_t padded_ro
   return out;
 }
 
-// HostWeight::EightCodes, but with loads of constant size for whole tiles.
-uint64_t TileRow(const HostWeight& w, int64_t row, int64_t tile) {
-  const int bits = w.code_bits();
-  if ((tile + 1) * 8 > w.n || bits == 2) return w.EightCodes(row, tile * 8);
-  const uint8_t* at = w.codes.data() + row * w.row_bytes() + tile * bits;
-  uint32_t low = 0, high = 0;
-  std::memcpy(&low, at, 4);
-  if (bits == 8) std::memcpy(&high, at + 4, 4);
-  return static_cast<uint64_t>(high) << 32 | low;
+// --- Codes: eight rows of eight columns at a time, a byte each ---
+
+// A mask of the lower `field` bits of every `place` bits.
+constexpr uint64_t Fields(int field, int place) {
+  return ~uint64_t{0} / ((uint64_t{1} << place) - 1) * ((uint64_t{1} << field) - 1);
 }
 
-// --- Codes of up to 4 bits: eight rows at a time, as nibbles ---
-
-// Converts eight nibbles to eight codes of `bits` each and back, side by side.
-uint32_t Squeeze(uint32_t nibbles, int bits) {
-  if (bits == 4) return nibbles;
-  uint32_t out = 0;
-  for (int j = 0; j < 8; ++j) out |= (nibbles >> (4 * j) & ((1u << bits) - 1)) << (bits * j);
-  return out;
+// Converts eight codes of 1, 2, 3, 4 or 8 bits, side by side, to bytes and back: by halves,
+// quarters and single codes.
+uint64_t ToBytes(uint64_t codes, int bits) {
+  codes = (codes | codes << (32 - 4 * bits)) & Fields(4 * bits, 32);
+  codes = (codes | codes << (16 - 2 * bits)) & Fields(2 * bits, 16);
+  return (codes | codes << (8 - bits)) & Fields(bits, 8);
 }
 
-uint32_t Spread(uint32_t codes, int bits) {
-  if (bits == 4) return codes;
-  uint32_t out = 0;
-  for (int j = 0; j < 8; ++j) out |= (codes >> (bits * j) & ((1u << bits) - 1)) << (4 * j);
-  return out;
-}
-
-// The codes of 8 columns of one row as nibbles.
-uint32_t LoadTileRow(const HostWeight& w, int64_t row, int64_t tile) {
-  return Spread(static_cast<uint32_t>(TileRow(w, row, tile)), w.code_bits());
+uint64_t FromBytes(uint64_t bytes, int bits) {
+  bytes &= Fields(bits, 8);
+  bytes = (bytes | bytes >> (8 - bits)) & Fields(2 * bits, 16);
+  bytes = (bytes | bytes >> (16 - 2 * bits)) & Fields(4 * bits, 32);
+  if (bits == 8) return bytes;
+  return (bytes | bytes >> (32 - 4 * bits)) & ((uint64_t{1} << 8 * bits) - 1);
 }
 
 // Writes 8 columns of `bits` each, or the rest of a row.
@@ -125,36 +115,43 @@ int PaddingCode(const HostWeight& w, int64_t group, int64_t col) {
   return std::min(w.Zero(group, col), (1 << d.bits) - 1);
 }
 
-uint32_t PaddingRow(const HostWeight& w, int64_t group, int64_t tile) {
-  uint32_t out = 0;
+uint64_t PaddingRow(const HostWeight& w, int64_t group, int64_t tile) {
+  uint64_t out = 0;
   for (int c = 0; c < 8; ++c) {
-    out |= static_cast<uint32_t>(PaddingCode(w, group, tile * 8 + c)) << (4 * c);
+    out |= static_cast<uint64_t>(PaddingCode(w, group, tile * 8 + c)) << (8 * c);
   }
   return out;
 }
 
-// Stores a lane's 8 * bits bits in the parts of the table above.
-void StoreLane(uint32_t lane, int bits, int64_t i, uint8_t* block) {
-  if (bits == 3) {
+// Stores a lane's 8 codes, side by side, in the parts of the table above.
+void StoreLane(uint64_t lane, int bits, int64_t i, uint8_t* block) {
+  if (bits == 8) {
+    for (int j = 0; j < 8; ++j) block[16 * j + i] = static_cast<uint8_t>(lane >> (8 * j));
+  } else if (bits == 3) {
     std::memcpy(block + 2 * i, &lane, 2);
     block[32 + i] = static_cast<uint8_t>(lane >> 16);
-  } else if (bits == 4) {  // constant sizes
-    std::memcpy(block + 4 * i, &lane, 4);
-  } else if (bits == 2) {
-    std::memcpy(block + 2 * i, &lane, 2);
   } else {
-    block[i] = static_cast<uint8_t>(lane);
+    for (int b = 0; b < bits; ++b) block[bits * i + b] = static_cast<uint8_t>(lane >> (8 * b));
   }
 }
 
-uint32_t LoadLane(const uint8_t* block, int bits, int64_t i) {
-  uint32_t lane = 0;
-  if (bits == 3) {
+uint64_t LoadLane(const uint8_t* block, int bits, int64_t i) {
+  uint64_t lane = 0;
+  if (bits == 8) {
+    for (int j = 0; j < 8; ++j) lane |= static_cast<uint64_t>(block[16 * j + i]) << (8 * j);
+  } else if (bits == 3) {
     std::memcpy(&lane, block + 2 * i, 2);
-    return lane | static_cast<uint32_t>(block[32 + i]) << 16;
+    lane |= static_cast<uint64_t>(block[32 + i]) << 16;
+  } else {
+    std::memcpy(&lane, block + bits * i, bits);
   }
-  std::memcpy(&lane, block + bits * i, bits);
-  return lane;
+  return ToBytes(lane, bits);
+}
+
+// The bits in which stored codes differ from a weight's: integers of 8 bits are stored as if
+// signed.
+uint64_t Flip(const QuantizationScheme& d, int bits) {
+  return d.is_integer() && bits == 8 ? 0x8080808080808080u : 0;
 }
 
 // Calls visit(block, first tile, tile behind the last) for some tiles at a time. Packed bytes then
@@ -185,20 +182,12 @@ void ForEachLaneOf(const WeightShape& shape, const K16Shape& k16, int64_t b, int
   }
 }
 
-template <typename Visit>
-void ForEachLane(const WeightShape& shape, ColumnRange columns, Visit visit) {
-  const K16Shape k16(shape);
-  ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
-    ForEachLaneOf(shape, k16, b, t0, t1, visit);
-  });
-}
-
 // Four lanes: four matrices side by side.
 using FourLanes = uint32_t __attribute__((vector_size(16)));
 
-// Packs one tile of a block of 4-bit codes, all its lanes. `rows`: where row 16 j + i of the block
-// has the codes of the tile.
-void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, uint8_t* block) {
+// Packs one tile of a block of codes that a HostWeight has in 4 bits, all its lanes. `bits`: 4 or 3.
+// `rows`: where row 16 j + i of the block has the codes of the tile.
+void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, int bits, uint8_t* block) {
   for (int64_t i = 0; i < K16Shape::kRun; i += 4) {
     FourLanes words[8];
     for (int64_t j = 0; j < 8; ++j) {
@@ -209,14 +198,24 @@ void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, uint8_t* blo
       }
     }
     TransposeNibbles(words);
-    for (int64_t c = 0; c < 8; ++c) std::memcpy(block + 64 * c + 4 * i, &words[c], 16);
+    for (int64_t c = 0; c < 8; ++c) {
+      if (bits == 4) {
+        std::memcpy(block + 64 * c + 4 * i, &words[c], 16);
+        continue;
+      }
+      for (int64_t lane = 0; lane < 4; ++lane) {
+        StoreLane(FromBytes(ToBytes(words[c][lane], 4), 3), 3, i + lane, block + 48 * c);
+      }
+    }
   }
 }
 
 void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
   const WeightShape shape = w.shape();
   const K16Shape k16(shape);
-  const int64_t whole = k16.bits == 4 ? w.n / K16Shape::kTile : 0;  // whole tiles of 4-bit codes
+  const uint64_t flip = Flip(w.scheme, k16.bits);
+  // Whole tiles of codes that lie in 4 bits of the weight.
+  const int64_t whole = w.code_bits() == 4 ? w.n / K16Shape::kTile : 0;
   ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
     const uint8_t* rows[K16Shape::kBlockRows] = {};
     bool padded = false;
@@ -226,78 +225,45 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
       rows[row] = w.codes.data() + std::max<int64_t>(0, from) * w.row_bytes();
     }
     for (; t0 < std::min(t1, whole) && !padded; ++t0) {
-      PackBlockOfNibbles(rows, 4 * t0, codes + (t0 * k16.blocks + b) * k16.tile_block_bytes());
+      PackBlockOfNibbles(rows, 4 * t0, k16.bits,
+                         codes + (t0 * k16.blocks + b) * k16.tile_block_bytes());
     }
     if (t0 == t1) return;
-    ForEachLaneOf(shape, k16, b, t0, t1,
-                  [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
-                    uint32_t words[8];
-                    for (int j = 0; j < 8; ++j) {
-                      words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
-                                                     : PaddingRow(w, sources[j].group, tile);
-                    }
-                    TransposeNibbles(words);
-                    for (int c = 0; c < 8; ++c) {
-                      StoreLane(Squeeze(words[c], k16.bits), k16.bits, i,
-                                codes + first + c * k16.block_bytes());
-                    }
-                  });
+    ForEachLaneOf(
+        shape, k16, b, t0, t1, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+          uint64_t words[8];
+          for (int j = 0; j < 8; ++j) {
+            words[j] = sources[j].row >= 0
+                           ? ToBytes(w.EightCodes(sources[j].row, tile * 8), w.code_bits())
+                           : PaddingRow(w, sources[j].group, tile);
+          }
+          TransposeBytes(words);
+          for (int c = 0; c < 8; ++c) {
+            StoreLane(FromBytes(words[c] ^ flip, k16.bits), k16.bits, i,
+                      codes + first + c * k16.block_bytes());
+          }
+        });
   });
 }
 
 void UnpackLanes(const uint8_t* codes, HostWeight* w) {
-  const K16Shape k16(w->shape());
-  ForEachLane(
-      w->shape(), {0, w->n}, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
-        uint32_t words[8];
-        for (int c = 0; c < 8; ++c) {
-          words[c] = Spread(LoadLane(codes + first + c * k16.block_bytes(), k16.bits, i), k16.bits);
-        }
-        TransposeNibbles(words);
-        for (int j = 0; j < 8; ++j) {
-          if (sources[j].row < 0) continue;
-          StoreTileRow(w, sources[j].row, tile, Squeeze(words[j], w->code_bits()));
-        }
-      });
-}
-
-// --- Codes of 8 bits ---
-
-// The bits in which stored bytes differ from codes: integers are stored as if signed.
-uint8_t Flip(const QuantizationScheme& d) { return d.is_integer() ? 0x80 : 0; }
-
-void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
-  const uint8_t flip = Flip(w.scheme);
-  const int64_t block = K16Shape(w.shape()).block_bytes();
-  ForEachLane(
-      w.shape(), columns, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
-        for (int j = 0; j < 8; ++j) {
-          uint8_t* out = codes + first + 16 * j + i;
-          const uint64_t row = sources[j].row >= 0 ? TileRow(w, sources[j].row, tile) : 0;
+  const WeightShape shape = w->shape();
+  const K16Shape k16(shape);
+  const uint64_t flip = Flip(w->scheme, k16.bits);
+  ForEachTiles(k16, {0, w->n}, [&](int64_t b, int64_t t0, int64_t t1) {
+    ForEachLaneOf(
+        shape, k16, b, t0, t1, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+          uint64_t words[8];
           for (int c = 0; c < 8; ++c) {
-            const int code = sources[j].row >= 0 ? static_cast<int>(row >> (8 * c) & 255)
-                                                 : PaddingCode(w, sources[j].group, tile * 8 + c);
-            out[c * block] = static_cast<uint8_t>(code ^ flip);
+            words[c] = LoadLane(codes + first + c * k16.block_bytes(), k16.bits, i) ^ flip;
           }
-        }
-      });
-}
-
-void UnpackBytes(const uint8_t* codes, HostWeight* w) {
-  const uint8_t flip = Flip(w->scheme);
-  const int64_t block = K16Shape(w->shape()).block_bytes();
-  ForEachLane(w->shape(), {0, w->n},
-              [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
-                for (int j = 0; j < 8; ++j) {
-                  if (sources[j].row < 0) continue;
-                  const uint8_t* in = codes + first + 16 * j + i;
-                  uint64_t row = 0;
-                  for (int c = 0; c < 8; ++c) {
-                    row |= static_cast<uint64_t>(in[c * block] ^ flip) << (8 * c);
-                  }
-                  StoreTileRow(w, sources[j].row, tile, row);
-                }
-              });
+          TransposeBytes(words);
+          for (int j = 0; j < 8; ++j) {
+            if (sources[j].row < 0) continue;
+            StoreTileRow(w, sources[j].row, tile, FromBytes(words[j], w->code_bits()));
+          }
+        });
+  });
 }
 
 // --- Scales and zeros ---
@@ -335,15 +301,13 @@ void UnpackCells(const uint8_t* in, int64_t size, const HostWeight& w, std::vect
 }
 
 void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
-  const auto pack = K16Shape(w.shape()).bits == 8 ? PackBytes : PackLanes;
-  pack(w, columns, out + sections.offset(Part::kCodes));
+  PackLanes(w, columns, out + sections.offset(Part::kCodes));
   PackCells(w.scales, w, columns, w.scheme.scale_bytes(), out + sections.offset(Part::kScales));
   PackCells(w.zeros, w, columns, w.scheme.zero_bytes(), out + sections.offset(Part::kZeros));
 }
 
 void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {
-  const auto unpack = K16Shape(shape).bits == 8 ? UnpackBytes : UnpackLanes;
-  unpack(in + sections.offset(Part::kCodes), w);
+  UnpackLanes(in + sections.offset(Part::kCodes), w);
   UnpackCells(in + sections.offset(Part::kScales), shape.scheme.scale_bytes(), *w, &w->scales);
   UnpackCells(in + sections.offset(Part::kZeros), shape.scheme.zero_bytes(), *w, &w->zeros);
 }

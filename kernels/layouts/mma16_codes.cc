@@ -64,34 +64,28 @@ uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   return word;
 }
 
-// Reads eight columns of a row of a record without padding.
-template <typename Word>
-class WholeRecord {
+// Reads eight columns of a row of a record. kWhole: the record has no padding. It is a constant,
+// because a test for each word would take as long as the rest.
+template <typename Word, bool kWhole>
+class RecordCodes {
  public:
-  explicit WholeRecord(const HostWeight& w) : codes_(w.codes.data()), row_bytes_(w.row_bytes()) {}
+  explicit RecordCodes(const HostWeight& w)
+      : w_(w), codes_(w.codes.data()), row_bytes_(w.row_bytes()) {}
+
   Word At(int64_t row, int64_t column) const {
-    Word word;
-    std::memcpy(&word, codes_ + row * row_bytes_ + column / 8 * sizeof(word), sizeof(word));
+    Word word = 0;
+    if constexpr (kWhole) {
+      std::memcpy(&word, codes_ + row * row_bytes_ + column / 8 * sizeof(word), sizeof(word));
+    } else if (column < w_.n) {
+      word = static_cast<Word>(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column));
+    }
     return word;
   }
 
  private:
+  const HostWeight& w_;
   const uint8_t* const codes_;
   const int64_t row_bytes_;
-};
-
-// Reads eight columns of a row of a record that may have padding.
-template <typename Word>
-class PaddedRecord {
- public:
-  explicit PaddedRecord(const HostWeight& w) : w_(w) {}
-  Word At(int64_t row, int64_t column) const {
-    if (column >= w_.n) return 0;
-    return static_cast<Word>(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column));
-  }
-
- private:
-  const HostWeight& w_;
 };
 
 constexpr int kSteps = kUnitK / 16;
@@ -101,8 +95,8 @@ using Steps = uint32_t __attribute__((vector_size(4 * kSteps)));
 // transposed nibbles of 8 words of codes, each of 8 out features of one row. Nibble i of a lane
 // comes from word i: row 2 pair + kCorners[i].k, out features from kCorners[i].n on. The words of
 // the four steps of a unit lie side by side in the record, so they are transposed at once.
-template <typename Codes>
-void PackNibbles(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
+template <bool kWhole>
+void PackNibbles(const RecordCodes<uint32_t, kWhole>& codes, int64_t n, int64_t k, uint8_t* unit) {
   struct Corner {
     int k;
     int n;
@@ -122,8 +116,8 @@ void PackNibbles(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
 }
 
 // A word holds rows 2 pair + {0, 8, 1, 9} of one out feature.
-template <typename Codes>
-void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
+template <bool kWhole>
+void PackBytes(const RecordCodes<uint64_t, kWhole>& codes, int64_t n, int64_t k, uint8_t* unit) {
   constexpr int kRows[4] = {0, 8, 1, 9};
   for (int i = 0; i < 2 * kSteps; ++i) {  // the lanes' words
     uint8_t* const to = unit + i / 4 * 512 + i % 4 * 4;
@@ -145,13 +139,13 @@ void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
 template <typename Word, typename Pack>
 void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
   const int bytes = UnitBytes(w.code_bits());
-  const auto each = [&](const auto& codes) {
+  const auto pack_all = [&](const auto& codes) {
     for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
       pack(codes, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK, record + unit * bytes);
     }
   };
   const bool whole = n0 + kTileN <= w.n && k0 + kBlockK <= w.k;
-  whole ? each(WholeRecord<Word>(w)) : each(PaddedRecord<Word>(w));
+  whole ? pack_all(RecordCodes<Word, true>(w)) : pack_all(RecordCodes<Word, false>(w));
 }
 
 }  // namespace
@@ -159,15 +153,13 @@ void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pac
 void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
   switch (w.scheme.bits) {
     case 4:
-      PackUnits<uint32_t>(w, n0, k0, record,
-                          [](const auto& codes, auto... at) { PackNibbles(codes, at...); });
-      break;
+      return PackUnits<uint32_t>(w, n0, k0, record,
+                                 [](const auto& codes, auto... at) { PackNibbles(codes, at...); });
     case 8:
-      PackUnits<uint64_t>(w, n0, k0, record,
-                          [](const auto& codes, auto... at) { PackBytes(codes, at...); });
-      break;
+      return PackUnits<uint64_t>(w, n0, k0, record,
+                                 [](const auto& codes, auto... at) { PackBytes(codes, at...); });
     default:
-      PackAnyCodes(w, n0, k0, record);
+      return PackAnyCodes(w, n0, k0, record);
   }
 }
 

@@ -24,22 +24,29 @@ std::chrono::steady_clock::time_point WakeAt(absl::Time moment, absl::Time now) 
 
 void FailExpired(std::vector<std::unique_ptr<Task>> expired, absl::Time now) {
   for (std::unique_ptr<Task>& task : expired) {
-    task->Fail(absl::DeadlineExceededError(absl::StrCat(
-        "deadline passed after ", absl::FormatDuration(now - task->enqueued), " in the queue")));
+    const std::string waited =
+        absl::StrCat(" after ", absl::FormatDuration(now - task->enqueued), " in the queue");
+    const absl::Duration left = task->deadline - now;
+    task->Fail(absl::DeadlineExceededError(
+        left <= absl::ZeroDuration()
+            ? absl::StrCat("deadline passed", waited)
+            : absl::StrCat("deadline cannot be met: ", absl::FormatDuration(left), " are left",
+                           waited)));
   }
 }
 
 }  // namespace
 
 BatchScheduler::BatchScheduler(const BatchOptions& options, int workers, BatchExecutor executor,
-                               const Clock* clock)
+                               NowFunction now)
     : executor_(std::move(executor)),
-      clock_(clock),
+      now_(std::move(now)),
       waits_for_company_(options.max_queue_delay > absl::ZeroDuration()),
-      queue_(options) {
+      queue_(options, std::max(1, workers)) {
   const int lanes = std::max(1, workers);
   {
     MutexLock lock(&mu_);
+    runs_.resize(lanes);
     for (int lane = lanes; lane > 0; --lane) free_lanes_.push_back(lane - 1);
   }
   MutexLock lock(&join_mu_);
@@ -52,26 +59,34 @@ BatchScheduler::BatchScheduler(const BatchOptions& options, int workers, BatchEx
 BatchScheduler::~BatchScheduler() { Drain(); }
 
 absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task, Runner runner) {
-  const absl::Time deadline = (*task)->deadline;
   MutexLock lock(&mu_);
   if (draining_) {
     ++counts_.refused_draining;
     return absl::UnavailableError("the server is draining");
   }
-  absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
-  if (!ticket.ok()) {
-    ++counts_.refused_full;
-    return ticket;
-  }
+  const absl::Time now = now_();
+  absl::StatusOr<Ticket> ticket = queue_.Push(task, now, RunningTime(now));
+  if (!ticket.ok()) return ticket;
   // If no lane is free, no worker need be woken: whoever gives a lane back looks at the queue. With
   // max_queue_delay a worker must wait for the delay, so callers run nothing.
   const bool callers = runner == Runner::kCaller && !waits_for_company_;
   if (!callers && !free_lanes_.empty()) work_.NotifyOne();
-  if (deadline < reaper_wakes_) {
-    reaper_wakes_ = deadline;
+  if (const absl::Time expiry = queue_.NextExpiry(); expiry < reaper_wakes_) {
+    reaper_wakes_ = expiry;
     expiry_.NotifyOne();
   }
   return ticket;
+}
+
+absl::Status BatchScheduler::CheckArrival(absl::Time deadline) {
+  MutexLock lock(&mu_);
+  const absl::Time now = now_();
+  return queue_.CheckArrival(deadline, now, RunningTime(now));
+}
+
+void BatchScheduler::RecordAnswer(bool in_time) {
+  MutexLock lock(&mu_);
+  queue_.RecordAnswer(in_time);
 }
 
 bool BatchScheduler::Held() const {
@@ -83,7 +98,7 @@ Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, int* lane
   hold_until_ = 0;
   Batch batch = queue_.Pop(now, hurry_, max_cost);
   if (!batch.empty()) {
-    *lane = TakeLane();
+    *lane = TakeLane(batch, now);
     ++running_now_;
   }
   // A worker takes a batch that costs too much, or one that can run beside this one.
@@ -100,7 +115,7 @@ bool BatchScheduler::RunQueued(int64_t max_cost) {
   {
     MutexLock lock(&mu_);
     if (queue_.size() == 0) return false;
-    now = clock_->Now();
+    now = now_();
     expired = TakeExpired(now);
     batch = BatchForCaller(now, max_cost, &lane);
   }
@@ -108,16 +123,37 @@ bool BatchScheduler::RunQueued(int64_t max_cost) {
   if (batch.empty()) return false;
   executor_(lane, std::move(batch));
   MutexLock lock(&mu_);
-  free_lanes_.push_back(lane);
+  ReturnLane(lane);
   --running_now_;
   if (draining_) work_.NotifyAll();
   return queue_.size() > 0;
 }
 
-int BatchScheduler::TakeLane() {
+int BatchScheduler::TakeLane(const Batch& batch, absl::Time now) {
   const int lane = free_lanes_.back();
   free_lanes_.pop_back();
+  runs_[lane] = {batch.run_key, batch.load, now, batch.expected};
   return lane;
+}
+
+void BatchScheduler::ReturnLane(int lane) {
+  const absl::Time now = now_();
+  const Run run = std::exchange(runs_[lane], {});
+  queue_.RecordRun(run.key, run.load, now - run.start, now);
+  free_lanes_.push_back(lane);
+}
+
+absl::Duration BatchScheduler::RunningTime(absl::Time now) const {
+  absl::Duration left;
+  for (const Run& run : runs_) {
+    left += std::clamp(run.start + run.expected - now, absl::ZeroDuration(), run.expected);
+  }
+  return left;
+}
+
+void BatchScheduler::RecordRun(const RunKey& key, int64_t load, absl::Duration took) {
+  MutexLock lock(&mu_);
+  queue_.RecordRun(key, load, took, now_());
 }
 
 bool BatchScheduler::Cancel(Ticket ticket) {
@@ -163,7 +199,9 @@ int64_t BatchScheduler::queued_tasks() const {
 
 SchedulerCounts BatchScheduler::counts() const {
   MutexLock lock(&mu_);
-  return counts_;
+  SchedulerCounts out = counts_;
+  out.refused = queue_.refused();
+  return out;
 }
 
 std::vector<std::unique_ptr<Task>> BatchScheduler::TakeExpired(absl::Time now) {
@@ -201,8 +239,8 @@ Batch BatchScheduler::NextBatch(int* lane) {
     absl::Time now;
     {
       MutexLock lock(&mu_);
-      if (*lane != kNoLane) free_lanes_.push_back(std::exchange(*lane, kNoLane));
-      now = clock_->Now();
+      if (*lane != kNoLane) ReturnLane(std::exchange(*lane, kNoLane));
+      now = now_();
       // Expired tasks leave before a batch is formed, even if the reaper has not woken yet.
       expired = TakeExpired(now);
       if (expired.empty()) {
@@ -210,7 +248,7 @@ Batch BatchScheduler::NextBatch(int* lane) {
         if (!held) {
           hold_until_ = 0;
           if (Batch batch = queue_.Pop(now, hurry_); !batch.empty()) {
-            *lane = TakeLane();
+            *lane = TakeLane(batch, now);
             if (queue_.size() > 0 && !free_lanes_.empty()) work_.NotifyOne();
             return batch;
           }
@@ -238,10 +276,10 @@ void BatchScheduler::Reap() {
     {
       MutexLock lock(&mu_);
       if (stopped_) return;
-      now = clock_->Now();
+      now = now_();
       expired = TakeExpired(now);
       if (expired.empty()) {
-        const absl::Time next = queue_.NextDeadline();
+        const absl::Time next = queue_.NextExpiry();
         if (next == absl::InfiniteFuture()) {
           reaper_wakes_ = next;
           expiry_.Wait(&mu_);

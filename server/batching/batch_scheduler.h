@@ -13,9 +13,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/base/mutex.h"
 #include "server/batching/batch_queue.h"
-#include "server/batching/clock.h"
 
 namespace awqd::batching {
 
@@ -23,6 +24,9 @@ namespace awqd::batching {
 // workers, numbered from 0. Two calls at the same time never have the same lane, so an executor can
 // keep a stream and buffers for each lane. Must not throw.
 using BatchExecutor = std::function<void(int lane, Batch batch)>;
+
+// The present; tests hold it still.
+using NowFunction = std::function<absl::Time()>;
 
 // The thread that runs an accepted task.
 enum class Runner {
@@ -32,9 +36,9 @@ enum class Runner {
 
 // Counts of tasks that were not run.
 struct SchedulerCounts {
-  int64_t refused_full = 0;      // on submission: the queue was full
+  BatchQueue::Refused refused;   // on submission, by the queue
   int64_t refused_draining = 0;  // on submission: the scheduler drained
-  int64_t expired = 0;           // their deadlines passed in the queue
+  int64_t expired = 0;           // they could not have met their deadlines any more
   int64_t cancelled = 0;         // in the queue
 };
 
@@ -42,13 +46,20 @@ class BatchScheduler {
  public:
   // `workers`: threads that call the executor, each with one batch at a time.
   BatchScheduler(const BatchOptions& options, int workers, BatchExecutor executor,
-                 const Clock* clock = &Clock::Real());
+                 NowFunction now = absl::Now);
   // Drains.
   ~BatchScheduler();
 
   // Never blocks. Takes ownership only on OK; then exactly one of Task::Fail and the executor gets
-  // the task. RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining.
+  // the task. RESOURCE_EXHAUSTED when the queue is full or its turn would come too late, UNAVAILABLE
+  // when draining.
   absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner = Runner::kWorker);
+
+  // As BatchQueue::CheckArrival.
+  absl::Status CheckArrival(absl::Time deadline);
+
+  // As BatchQueue::RecordAnswer.
+  void RecordAnswer(bool in_time);
 
   // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
   // free. Meant for tasks so short that waking a worker would cost more. True:
@@ -62,6 +73,9 @@ class BatchScheduler {
   // From now on no task waits for others to merge with. For a shutdown, while calls in progress
   // still schedule tasks.
   void Hurry();
+
+  // Learns from a batch that ran elsewhere, as warm-up does.
+  void RecordRun(const RunKey& key, int64_t load, absl::Duration took);
 
   // Refuses new tasks from now on and returns once every accepted one has been completed.
   void Drain();
@@ -82,7 +96,12 @@ class BatchScheduler {
   // Gives *lane back if there is one. Then waits for the next batch, and sets *lane to the lane
   // that it runs on. Returns an empty batch when the scheduler drains and nothing is left.
   Batch NextBatch(int* lane);
-  int TakeLane() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes a free lane for the batch.
+  int TakeLane(const Batch& batch, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives it back, and learns how long the batch took.
+  void ReturnLane(int lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The time left of the batches that run, summed, as far as is known.
+  absl::Duration RunningTime(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // True when no batch may leave now: because of HoldUntil, or because no lane is free.
   bool Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next batch for a caller of RunQueued, and a lane for it; or an empty batch.
@@ -93,15 +112,22 @@ class BatchScheduler {
   std::vector<std::unique_ptr<Task>> TakeExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const BatchExecutor executor_;
-  const Clock* const clock_;
+  const NowFunction now_;
   const bool waits_for_company_;
   mutable Mutex mu_;
   CondVar work_;    // a task came, a lane was given back, a hold ended, or draining began
-  CondVar expiry_;  // a deadline earlier than reaper_wakes_ came, or draining ended
+  CondVar expiry_;  // a task came that expires before reaper_wakes_, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
   SchedulerCounts counts_ ABSL_GUARDED_BY(mu_);
+  struct Run {
+    RunKey key;
+    int64_t load = 0;
+    absl::Time start;
+    absl::Duration expected;
+  };
+  std::vector<Run> runs_ ABSL_GUARDED_BY(mu_);  // by lane
   std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
-  // When the reaper wakes by itself. Deadlines later than that need not wake it.
+  // When the reaper wakes by itself. What expires later need not wake it.
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunQueued that have a lane
   int sleeping_ ABSL_GUARDED_BY(mu_) = 0;

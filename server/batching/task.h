@@ -24,6 +24,14 @@ struct BatchKey {
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
 };
 
+// The run time of a task depends on this besides its load. Without an operation it is not learned.
+struct RunKey {
+  const void* operation = nullptr;
+  uint64_t shape = 0;  // of what it works on, as a hash
+
+  friend bool operator==(const RunKey&, const RunKey&) = default;
+};
+
 class Task {
  public:
   virtual ~Task() = default;
@@ -33,6 +41,11 @@ class Task {
   // Bytes of payload that the task holds while it is queued.
   virtual int64_t bytes() const = 0;
   virtual BatchKey key() const { return {}; }
+  // Rows of the result, which its run time grows with. The load of a batch is the sum over its
+  // tasks.
+  virtual int64_t load() const { return tokens(); }
+  // Equal for tasks with equal keys.
+  virtual RunKey run_key() const { return {}; }
   // The cost of running it, in a unit that the executor chooses. The cost of a batch is the sum
   // over its tasks. BatchScheduler::RunQueued compares it with what its caller allows, and never
   // runs a task of unknown cost.
@@ -54,6 +67,9 @@ struct Batch {
   // One task, or several with equal keys; in the order in which their rows are concatenated.
   std::vector<std::unique_ptr<Task>> tasks;
   int64_t tokens = 0;  // sum over tasks
+  int64_t load = 0;    // sum over tasks
+  RunKey run_key;
+  absl::Duration expected;  // run time; zero if unknown
 
   bool empty() const { return tasks.empty(); }
 };

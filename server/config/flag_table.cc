@@ -5,9 +5,6 @@
 #include <limits>
 #include <map>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "server/engine/threshold_table.h"
 #include "server/repository/model_folders.h"
 

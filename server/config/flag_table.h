@@ -1,4 +1,5 @@
-// FlagTable: registers flags with CLI11, each with its group and its environment variable.
+// The server's flags, and FlagTable, which registers each with CLI11 under its group and its
+// environment variable.
 #pragma once
 
 #include <string>
@@ -11,9 +12,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/repository/model_folders.h"
+#include "server/config/options.h"
 
 namespace awqd {
+
+// Registers every flag with its group, help and environment variable. Parsing writes values, which
+// are then in range, to `options`, which must outlive `app`.
+void AddFlags(CLI::App* app, Options* options);
 
 // Parsers of what people type. Each rewrites `text` to a number that CLI11 reads, and returns the
 // error, or "" if there is none, as CLI11's transformations do.
@@ -58,8 +63,10 @@ class FlagTable {
 
   void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
              const std::string& help) {
+    const bool whole = value != 0 && value % (1 << 20) == 0;
     // transform() puts its validator before the check of Number.
     Number(name, value, min, max, help)
+        ->default_str(whole ? absl::StrCat(value >> 20, "MiB") : absl::StrCat(value))
         ->transform(CLI::Validator(ParseBytes, "", "bytes"))
         ->type_name("BYTES");
   }

@@ -17,15 +17,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_split.h"
 #include "client/command_line/help.h"
-#include "client/command_line/spelling.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/file.h"
+#include "kernels/checkpoint/hub_cache.h"
 #include "server/config/config_file.h"
-#include "server/config/flags.h"
-#include "server/config/print_config.h"
-#include "server/obs/http_server.h"
+#include "server/config/flag_table.h"
+#include "server/otlp/otlp_exporter.h"
 #include "server/transport/listening.h"
 
 namespace awqd {
@@ -36,47 +34,59 @@ absl::Status CheckEachOnce(const std::vector<repository::NamedFolder>& models) {
   for (const repository::NamedFolder& folder : models) {
     const auto [it, fresh] = paths.emplace(folder.name, folder.path);
     if (fresh) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--model: got ", folder.name, "=", it->second,
-                                                   " and ", folder.name, "=", folder.path,
-                                                   ", expected each name once"));
+    return BadValue(
+        "--model",
+        absl::StrCat(folder.name, "=", it->second, " and ", folder.name, "=", folder.path),
+        "each name once");
   }
   return absl::OkStatus();
 }
 
 // Environment variables that begin with AWQD_ but belong to no flag: those of the CPU kernels, of
-// the project's scripts, and of Kubernetes, which sets some for a Service named awqd.
-constexpr absl::string_view kOtherVariables[] = {
-    "AWQD_CPU_ISA", "AWQD_BUILD", "AWQD_CUDA", "AWQD_CUDA_ARCH", "AWQD_CUDA_ARCHITECTURES",
-    "AWQD_MODELS"};
-constexpr absl::string_view kOtherPrefixes[] = {"AWQD_TEST_", "AWQD_SERVICE_"};
+// the project's scripts and tests, and those that its clients had before AWQCTL_....
+constexpr absl::string_view kOtherVariables[] = {"AWQD_CPU_ISA",
+                                                 "AWQD_BUILD",
+                                                 "AWQD_CUDA",
+                                                 "AWQD_CUDA_ARCH",
+                                                 "AWQD_CUDA_ARCHITECTURES",
+                                                 "AWQD_MODELS",
+                                                 "AWQD_CLIENT_CERT",
+                                                 "AWQD_CLIENT_KEY",
+                                                 "AWQD_TOKEN_FILE",
+                                                 "AWQD_TLS_CA",
+                                                 "AWQD_DENSE"};
 
-bool IsOtherVariable(absl::string_view name) {
-  absl::string_view port = name;  // AWQD_PORT, AWQD_PORT_8001_TCP
-  if (absl::ConsumePrefix(&port, "AWQD_PORT")) {
-    absl::ConsumePrefix(&port, "_");
-    if (port.empty() || absl::ascii_isdigit(port.front())) return true;
+// Whether an orchestrator makes such a variable for a service or container whose name is awqd or
+// begins with it: AWQD_QWEN_SERVICE_HOST, AWQD_PORT, AWQD_PORT_8001_TCP_ADDR of Kubernetes, and
+// AWQD_NAME, AWQD_ENV_... of Docker's links.
+bool IsOfOrchestrator(absl::string_view name) {
+  const std::vector<absl::string_view> words = absl::StrSplit(name, '_');
+  for (size_t i = 1; i < words.size(); ++i) {
+    const absl::string_view next = i + 1 < words.size() ? words[i + 1] : "";
+    const bool number = absl::c_all_of(next, absl::ascii_isdigit);  // or nothing
+    if (words[i] == "PORT" && number) return true;
+    if (words[i] == "SERVICE" && (next == "HOST" || next == "PORT")) return true;
+    if (words[i] == "ENV") return true;
   }
-  return absl::c_linear_search(kOtherVariables, name) ||
-         absl::c_any_of(kOtherPrefixes,
-                        [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
+  return words.back() == "NAME";
 }
 
 absl::Status CheckEnvironment(const CLI::App& app) {
-  std::vector<std::string> known;  // in lower case, for Nearest
+  std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
-    known.push_back(absl::AsciiStrToLower(option->get_envname()));
+    if (!option->get_envname().empty()) known.push_back(option->get_envname());
   }
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string name = std::string(*variable).substr(0, std::strcspn(*variable, "="));
-    if (!absl::StartsWith(name, "AWQD_") || IsOtherVariable(name) ||
-        absl::c_linear_search(known, absl::AsciiStrToLower(name))) {
+    if (!absl::StartsWith(name, "AWQD_") || absl::StartsWith(name, "AWQD_TEST_") ||
+        absl::c_linear_search(known, name) || absl::c_linear_search(kOtherVariables, name) ||
+        IsOfOrchestrator(name)) {
       continue;
     }
     const std::string meant = command_line::Nearest(name, known);
     return absl::InvalidArgumentError(
         meant.empty() ? absl::StrCat("environment: ", name, " is not a setting of awqd")
-                      : absl::StrCat("environment: ", name, ": did you mean ",
-                                     absl::AsciiStrToUpper(meant), "?"));
+                      : absl::StrCat("environment: ", name, ": did you mean ", meant, "?"));
   }
   return absl::OkStatus();
 }
@@ -129,8 +139,9 @@ class ConfigReader : public CLI::Config {
     const CLI::Option* const option = app_.get_option_no_throw(flag);
     if (option != nullptr && !option->get_envname().empty()) return;
     std::string meant = command_line::Nearest(flag, command_line::FlagNames(app_));
-    meant = meant.empty() ? "no flag has that name"
-                          : absl::StrCat("did you mean ", meant.substr(2), "?");
+    meant = meant.empty()
+                ? "no flag has that name"
+                : absl::StrCat("did you mean ", absl::StrReplaceAll(meant, {{"--", ""}}), "?");
     throw CLI::ConfigError(absl::StrCat(path(), ":", value.line, ": ", value.flag, ": ", meant));
   }
 
@@ -139,56 +150,60 @@ class ConfigReader : public CLI::Config {
   mutable std::vector<ConfigValue> values_;
 };
 
-// Whether the metrics are off or can be reached from this machine alone.
-bool MetricsAreLocal(const Options& options) {
-  if (options.metrics_address.empty()) return true;
-  const auto address = transport::ParseListenAddress(options.metrics_address);
-  return address.ok() && address->local();
+// Whether all of the addresses can be reached from this machine alone.
+absl::StatusOr<bool> AreLocal(absl::string_view flag, const std::vector<std::string>& addresses) {
+  bool local = true;
+  for (const std::string& text : addresses) {
+    const auto address = transport::ParseListenAddress(text);
+    AWQD_RETURN_IF_ERROR(Prefixed(flag, address.status()));
+    local &= address->local();
+  }
+  return local;
 }
 
 // Makes the checks that CLI11 cannot, and sets defaults that depend on other options.
 absl::Status CompleteOptions(Options& options) {
   // Checked here because CLI11 would report it before an unknown flag.
   if (options.model_repository.empty() && options.models.empty()) {
-    return absl::InvalidArgumentError(
-        "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
+    return BadValue("--model_repository", "nothing", "a directory (or --model NAME=DIR)");
   }
   AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
+  for (std::vector<std::string>* names : {&options.load_models, &options.pinned}) {
+    for (std::string& name : *names) name = model::NameOfHubId(name);
+  }
   for (const std::string& name : options.pinned) {
-    if (const absl::Status status = repository::CheckModelName(name); !status.ok()) {
-      return Prefixed("--pin", status);
-    }
+    AWQD_RETURN_IF_ERROR(Prefixed("--pin", repository::CheckModelName(name)));
   }
-  if (!options.metrics_address.empty()) {
-    const absl::Status address = obs::CheckHttpAddress(options.metrics_address);
-    if (!address.ok()) return Prefixed("--metrics_address", address);
-  }
+  std::erase(options.metrics_addresses, "");
+  AWQD_ASSIGN_OR_RETURN(const bool metrics_local,
+                        AreLocal("--metrics_address", options.metrics_addresses));
   if (!options.trace.file.empty() && !options.trace.otlp_endpoint.empty()) {
-    return absl::InvalidArgumentError(
-        "--trace_file and --otlp_endpoint: got both, expected one of them");
+    return BadValue("--trace_file and --otlp_endpoint", "both", "one of them");
   }
-  bool local = true;
-  for (const std::string& text : options.rpc.transport.addresses) {
-    const absl::StatusOr<transport::ListenAddress> address = transport::ParseListenAddress(text);
-    if (!address.ok()) return Prefixed("--address", address.status());
-    local &= address->local();
+  if (!options.trace.otlp_endpoint.empty()) {
+    AWQD_RETURN_IF_ERROR(
+        Prefixed("--otlp_endpoint", otlp::CheckOtlpEndpoint(options.trace.otlp_endpoint)));
   }
-  AWQD_RETURN_IF_ERROR(security::ResolveOptions(&options.rpc.transport.security, local));
-  AWQD_RETURN_IF_ERROR(
-      security::CheckMetrics(options.rpc.transport.security, MetricsAreLocal(options)));
-  const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
-  if (!prefix.ok()) return Prefixed("--shared_memory_prefix", prefix);
   services::Options& rpc = options.rpc;
   transport::Options& transport = rpc.transport;
+  AWQD_ASSIGN_OR_RETURN(const bool local, AreLocal("--address", transport.addresses));
+  AWQD_RETURN_IF_ERROR(security::ResolveOptions(&transport.security, local));
+  AWQD_RETURN_IF_ERROR(security::CheckMetrics(transport.security, metrics_local));
+  std::erase(rpc.shared_memory.prefixes, "");
+  for (const std::string& text : rpc.shared_memory.prefixes) {
+    AWQD_RETURN_IF_ERROR(
+        Prefixed("--shared_memory_prefix", services::CheckSharedMemoryPrefix(text)));
+  }
   if (transport.memory_quota_bytes == 0) {
     transport.memory_quota_bytes = 16 * transport.max_receive_message_bytes;
   }
   const int64_t both = transport.max_receive_message_bytes + transport.max_send_message_bytes;
   if (rpc.in_flight_bytes == 0) rpc.in_flight_bytes = 8 * both;
   if (rpc.in_flight_bytes < both) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",
-                     both, ", the sum of max_receive_message_bytes and max_send_message_bytes"));
+    return BadValue(
+        "--max_in_flight_bytes", rpc.in_flight_bytes,
+        absl::StrCat("at least ", both,
+                     ", the sum of max_receive_message_bytes and max_send_message_bytes"));
   }
   if (const int64_t bytes = transport.client.bytes_in_flight; bytes != 0 && bytes < both) {
     return BadValue(

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/engine/local_engine.h"
+#include "server/engine/engine.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
@@ -29,6 +29,7 @@ struct Options {
   std::vector<repository::NamedFolder> models;  // legal names, all different
   std::vector<std::string> load_models;         // of the repository; empty: all of them
   bool keep_going = false;                      // start although models fail to load
+  bool require_all_weights = false;             // a load fails where a weight cannot be read
   repository::WatchOptions watch;
   absl::Duration idle_unload = absl::InfiniteDuration();
   std::vector<std::string> pinned;  // legal names of models that idle_unload spares
@@ -44,7 +45,7 @@ struct Options {
   absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string port_file;
-  std::string metrics_address;  // empty: none
+  std::vector<std::string> metrics_addresses;  // as transport::Options has addresses; empty: none
   obs::LogLevel log_level = obs::LogLevel::kInfo;
   obs::LogFormat log_format = obs::LogFormat::kText;
   obs::AccessLogOptions access_log;

@@ -14,11 +14,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "kernels/device.h"
 #include "kernels/weight.h"
+#include "server/batching/batch_queue.h"
 #include "server/engine/staging.h"
-#include "server/engine/statistics.h"
+#include "server/engine/threshold_table.h"
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
+#include "server/obs/snapshot.h"
 
 namespace awqd::engine {
 
@@ -65,6 +68,13 @@ class Engine {
                                     TaskDone done) {
     return Submit(&work, options, std::move(done));
   }
+
+  // For a request of which only the deadline is known yet. RESOURCE_EXHAUSTED: every device has so
+  // much to do that any request with this deadline would be refused.
+  virtual absl::Status CheckArrival(absl::Time /*deadline*/) { return absl::OkStatus(); }
+
+  // A result was sent before its deadline, or not. Where many are not, works are expired earlier.
+  virtual void RecordAnswer(bool /*in_time*/) {}
 
   // Called by a thread that submitted with `caller_runs`, once it has nothing more to submit. Runs
   // the next batch on the calling thread, if it is short: about a millisecond at most. Its answers
@@ -115,7 +125,49 @@ class Engine {
   virtual int64_t TokenThreshold(const DeviceWeight& /*weight*/) const { return token_threshold(); }
   virtual int64_t queued_tasks() const = 0;
   // The statistics of each device, in the order of devices().
-  virtual std::vector<EngineStats> stats() const { return {}; }
+  // `weights_bytes` and `gpu` are not known here.
+  virtual std::vector<obs::DeviceStats> stats() const { return {}; }
 };
+
+struct EngineOptions {
+  // Fewer merged tokens: fused kernel; this many and more: dequantise, then a dense product.
+  // A count, ThresholdTable::kByKernel or kAuto.
+  int64_t token_threshold = ThresholdTable::kByKernel;
+  batching::BatchOptions batching;
+  // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
+  // GPU, so that the copies of one batch overlap the kernels of another.
+  int lanes = 0;
+  // Threads that help lanes to answer large batches. -1: a quarter of the cores, at most four, on a
+  // GPU; none on the CPU, whose kernels use the cores.
+  int answer_threads = -1;
+  // Host memory for payloads and results that is kept for reuse between requests.
+  int64_t staging_bytes = int64_t{512} << 20;
+  // Called once, on a worker thread, when the device reports a sticky error and nothing on it
+  // can be served any more.
+  std::function<void(const absl::Status&)> on_device_fault;
+};
+
+// Makes the engine of one device: a scheduler, and a lane for each of its workers. `device` outlives
+// the engine.
+absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
+                                                        const EngineOptions& options);
+
+// Makes the engine of several devices: a request runs on one that holds its weight, or on all that
+// hold parts of it.
+//
+// `engines`: one or more, each over its own device.
+//
+// A weight that several devices hold whole: a request runs on the one of those that work with the
+// fewest tokens queued and running (a Dequantize counts its rows); devices with equal load take
+// turns; if one refuses, the next.
+// A weight that is partitioned (tensor parallel), or a stack that is expert parallel: a request is
+// one task on each device that holds columns, rows or experts it wants. Nothing on a device ever
+// waits for another, so that no order of requests can block; the last part to end answers. A part
+// that fails, expires or is refused withdraws the others, and its status is the request's. A work
+// without weights runs on any device, chosen as among those that hold a weight whole. Inline
+// weights go to the device that works with the fewest tokens; among equals, to the one with most
+// free memory. A device that has failed fails what it has, and is given nothing more; the others go
+// on.
+std::unique_ptr<Engine> MakeRoutingEngine(std::vector<std::unique_ptr<Engine>> engines);
 
 }  // namespace awqd::engine

@@ -1,11 +1,9 @@
 // Runs some tokens at a time, so that a lane's buffers stay bounded.
 #include "server/engine/kv4_work.h"
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "server/engine/lane.h"
 
@@ -28,23 +26,8 @@ int64_t Kv4Work::cost() const {
   return elements.value_or(kUnknownCost);
 }
 
-int64_t Kv4StoreWork::scale_offset() const { return RoundUp(shape.code_bytes(), kAlign); }
-
-int64_t Kv4StoreWork::zero_offset() const {
-  return scale_offset() + RoundUp(scale_bytes(), kAlign);
-}
-
-int64_t Kv4StoreWork::result_bytes() const {
-  return per == Kv4Per::kRow ? zero_offset() + scale_bytes() : shape.code_bytes();
-}
-
-absl::Status Kv4StoreWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
-                               ExecutionReport* report) const {
-  if (per == Kv4Per::kRow) {  // what no kernel writes
-    const int64_t codes_end = shape.code_bytes(), scales_end = scale_offset() + scale_bytes();
-    std::memset(result + codes_end, 0, scale_offset() - codes_end);
-    std::memset(result + scales_end, 0, zero_offset() - scales_end);
-  }
+absl::Status Kv4Work::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
+                          ExecutionReport* report) const {
   AddName(Kv4Of(lane.device()).name, &report->kernel);
   return RunInSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
     return RunTokens(lane, begin, count, result);
@@ -52,6 +35,11 @@ absl::Status Kv4StoreWork::Run(Lane& lane, const batching::Batch& /*batch*/, cha
 }
 
 absl::Status Kv4StoreWork::RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const {
+  if (begin == 0 && per == Kv4Per::kRow) {  // what no kernel writes
+    const int64_t codes_end = shape.code_bytes(), scales_end = scale_offset() + scale_bytes();
+    std::memset(result + codes_end, 0, scale_offset() - codes_end);
+    std::memset(result + scales_end, 0, zero_offset() - scales_end);
+  }
   const int64_t token_bytes = shape.heads * shape.head_dim * SizeOf(x_dtype);
   const RowPiece rows = {x.data() + begin * token_bytes, count};
   Kv4StoreArgs args = {
@@ -76,14 +64,6 @@ absl::Status Kv4StoreWork::RunTokens(Lane& lane, int64_t begin, int64_t count, c
   }
   AWQD_RETURN_IF_ERROR(awqd::Kv4Store(args, lane.device(), lane.stream()));
   return lane.Fetch(pieces, targets);
-}
-
-absl::Status Kv4LoadWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
-                              ExecutionReport* report) const {
-  AddName(Kv4Of(lane.device()).name, &report->kernel);
-  return RunInSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
-    return RunTokens(lane, begin, count, result);
-  });
 }
 
 absl::Status Kv4LoadWork::RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/math.h"
 #include "kernels/kv4.h"
 #include "server/engine/work.h"
 
@@ -18,6 +19,8 @@ class Kv4Work : public Work {
   absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const final { return {}; }
   int64_t tokens() const final { return shape.tokens; }
   int64_t cost() const final;
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const final;
 
   // The bytes of an array of scales, or of zeros.
   int64_t scale_bytes() const { return Kv4Scales(shape, per) * SizeOf(scale_dtype); }
@@ -25,6 +28,8 @@ class Kv4Work : public Work {
  protected:
   // The same for `count` tokens.
   Kv4Shape Tokens(int64_t count) const { return {count, shape.heads, shape.head_dim}; }
+  // Runs `count` tokens from `begin` on, as one step. `result` is that of the whole work.
+  virtual absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const = 0;
 };
 
 // The result is the codes, UINT8 [tokens, heads, ceil(head_dim / 2)]. Per Kv4Per::kRow the scales,
@@ -39,19 +44,18 @@ class Kv4StoreWork final : public Kv4Work {
   Payload given_scale, given_zero;
 
   static constexpr int64_t kAlign = 256;
-  int64_t scale_offset() const;
-  int64_t zero_offset() const;
+  int64_t scale_offset() const { return RoundUp(shape.code_bytes(), kAlign); }
+  int64_t zero_offset() const { return scale_offset() + RoundUp(scale_bytes(), kAlign); }
 
   absl::string_view name() const override { return "QuantizeKv"; }
   int64_t bytes() const override { return x.size() + given_scale.size() + given_zero.size(); }
-  int64_t result_bytes() const override;
-  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
-                   ExecutionReport* report) const override;
+  int64_t result_bytes() const override {
+    return per == Kv4Per::kRow ? zero_offset() + scale_bytes() : shape.code_bytes();
+  }
   void FreeInputs() override { x = given_scale = given_zero = Payload(); }
 
  private:
-  // `count` tokens from `begin` on, as one step.
-  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const;
+  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const override;
 };
 
 // The result is the elements, [tokens, heads, head_dim] of out_dtype.
@@ -67,12 +71,10 @@ class Kv4LoadWork final : public Kv4Work {
   int64_t result_bytes() const override {
     return shape.rows() * shape.head_dim * SizeOf(out_dtype);
   }
-  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
-                   ExecutionReport* report) const override;
   void FreeInputs() override { codes = scale = zero = Payload(); }
 
  private:
-  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const;
+  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const override;
 };
 
 }  // namespace awqd::engine

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
@@ -11,15 +10,6 @@
 #include "kernels/base/status.h"
 
 namespace awqd::engine {
-namespace {
-
-// A piece of this size and more is copied to the device by itself. Smaller ones share a copy,
-// because starting a copy costs as much as gathering this many bytes.
-constexpr int64_t kOwnCopyBytes = 64 << 10;
-// The alignment of a lane's pointers.
-constexpr int64_t kAlign = 256;
-
-}  // namespace
 
 int64_t CountRows(absl::Span<const RowPiece> pieces) {
   int64_t rows = 0;
@@ -34,12 +24,6 @@ absl::Status RunInSteps(int64_t items, int64_t most,
   }
   return absl::OkStatus();
 }
-
-Lane::Lane(const LaneOptions& options, std::unique_ptr<Stream> stream)
-    : options_(options),
-      device_(options.device),
-      direct_(device_->host_addressable()),
-      stream_(std::move(stream)) {}
 
 absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options) {
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, options.device->CreateStream());
@@ -87,6 +71,9 @@ char* Lane::Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, ch
 }
 
 absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target) {
+  // A piece of this size and more is copied to the device by itself. Smaller ones share a copy,
+  // because starting a copy costs as much as gathering this many bytes.
+  constexpr int64_t kOwnCopyBytes = 64 << 10;
   const auto is_large = [&](const RowPiece& piece) {
     return pieces.size() == 1 || piece.rows * row_bytes >= kOwnCopyBytes;
   };
@@ -115,10 +102,6 @@ absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, 
   if (direct_ && pieces.size() == 1) return pieces[0].data;
   const absl::Time begin = absl::Now();
   const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
-  return CopyPieces(pieces, row_bytes);
-}
-
-absl::StatusOr<const void*> Lane::CopyPieces(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
   const int64_t bytes = CountRows(pieces) * row_bytes;
   if (direct_) {
     AWQD_ASSIGN_OR_RETURN(char* rows, GrowBuffer(&x_staging_, MemoryKind::kStaging, bytes));
@@ -130,21 +113,8 @@ absl::StatusOr<const void*> Lane::CopyPieces(absl::Span<const RowPiece> pieces, 
   return target;
 }
 
-absl::StatusOr<void*> Lane::AllocateScratch(size_t slot, int64_t bytes) {
-  if (slot >= scratch_.size()) scratch_.resize(slot + 1);
-  return GrowBuffer(&scratch_[slot], MemoryKind::kDevice, bytes);
-}
-
-absl::StatusOr<void*> Lane::AllocateWorkspace(int64_t bytes) {
-  return GrowBuffer(&workspace_, MemoryKind::kDevice, bytes);
-}
-
-absl::StatusOr<void*> Lane::AllocateResult(void* host, int64_t bytes) {
-  if (direct_) return host;
-  return GrowBuffer(&y_device_, MemoryKind::kDevice, bytes);
-}
-
 absl::StatusOr<Lane::Targets> Lane::AllocateResults(absl::Span<const ResultPiece> pieces) {
+  constexpr int64_t kAlign = 256;
   int64_t bytes = 0;
   for (const ResultPiece& piece : pieces) bytes += RoundUp(piece.bytes, kAlign);
   char* next = nullptr;
@@ -171,18 +141,6 @@ absl::Status Lane::Fetch(absl::Span<const ResultPiece> pieces, const Targets& ta
   }
   uploads_used_ = 0;
   return stream_->Synchronize();
-}
-
-void Lane::DiscardWork() {
-  uploads_used_ = 0;
-  stream_->Synchronize().IgnoreError();  // the work's own error is the one to report
-}
-
-void Lane::FreeHostBuffers() {
-  if (!direct_) return;
-  x_staging_.Reset();
-  workspace_.Reset();
-  scratch_.clear();
 }
 
 }  // namespace awqd::engine

@@ -76,11 +76,19 @@ class Lane {
   absl::StatusOr<const float*> Upload(absl::Span<const float> host);
   // Returns buffer number `slot` for data between steps; contents undefined. Each number is a
   // buffer that stays, so numbers are small. A second call with more bytes loses the contents.
-  absl::StatusOr<void*> AllocateScratch(size_t slot, int64_t bytes);
+  absl::StatusOr<void*> AllocateScratch(size_t slot, int64_t bytes) {
+    if (slot >= scratch_.size()) scratch_.resize(slot + 1);
+    return GrowBuffer(&scratch_[slot], MemoryKind::kDevice, bytes);
+  }
   // Returns the buffer for a kernel's workspace; all steps share it.
-  absl::StatusOr<void*> AllocateWorkspace(int64_t bytes);
+  absl::StatusOr<void*> AllocateWorkspace(int64_t bytes) {
+    return GrowBuffer(&workspace_, MemoryKind::kDevice, bytes);
+  }
   // Returns the buffer for a result that Fetch copies to `host`, staging memory.
-  absl::StatusOr<void*> AllocateResult(void* host, int64_t bytes);
+  absl::StatusOr<void*> AllocateResult(void* host, int64_t bytes) {
+    if (direct_) return host;
+    return GrowBuffer(&y_device_, MemoryKind::kDevice, bytes);
+  }
   // The same for a result of several arrays, a buffer for each.
   using Targets = absl::InlinedVector<void*, 4>;
   absl::StatusOr<Targets> AllocateResults(absl::Span<const ResultPiece> pieces);
@@ -93,13 +101,25 @@ class Lane {
   absl::Duration ResetInputTime() { return std::exchange(input_time_, absl::ZeroDuration()); }
 
   // Waits for the steps that a failed work has left on the stream, so that its memory may be freed.
-  void DiscardWork();
+  void DiscardWork() {
+    uploads_used_ = 0;
+    stream_->Synchronize().IgnoreError();  // the work's own error is the one to report
+  }
   // Frees buffers in host memory; the next work allocates them again. Buffers of a device stay,
   // because warm-up brought them to their final size.
-  void FreeHostBuffers();
+  void FreeHostBuffers() {
+    if (!direct_) return;
+    x_staging_.Reset();
+    workspace_.Reset();
+    scratch_.clear();
+  }
 
  private:
-  Lane(const LaneOptions& options, std::unique_ptr<Stream> stream);
+  Lane(const LaneOptions& options, std::unique_ptr<Stream> stream)
+      : options_(options),
+        device_(options.device),
+        direct_(device_->host_addressable()),
+        stream_(std::move(stream)) {}
 
   struct Uploaded {
     Buffer staging, device;
@@ -112,8 +132,6 @@ class Lane {
   absl::Status CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
   // Copies rows one after the other on the host; returns their end.
   char* Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
-
-  absl::StatusOr<const void*> CopyPieces(absl::Span<const RowPiece> pieces, int64_t row_bytes);
 
   const LaneOptions options_;
   Device* const device_;

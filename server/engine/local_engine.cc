@@ -1,6 +1,4 @@
 // LocalEngine: submit, run batches on lanes, complete; device faults; warm-up.
-#include "server/engine/local_engine.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -21,24 +19,22 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
+#include "server/engine/engine.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/statistics.h"
 #include "server/engine/thread_pool.h"
 
 namespace awqd::engine {
 namespace {
 
-// Names one INTERNAL failure in the answers and in the log, so that a report can be found again.
-std::string NextErrorId() {
-  static std::atomic<uint32_t> count{0};
-  const auto start = static_cast<uint32_t>(absl::ToUnixSeconds(absl::Now()));
-  return absl::StrCat(absl::Hex(start, absl::kZeroPad8), "-", count.fetch_add(1) + 1);
-}
-
+// Names an INTERNAL failure in the answers and in the log, so that a report can be found again.
 absl::Status WithErrorId(absl::Status status) {
-  if (status.code() == absl::StatusCode::kInternal) {
-    status.SetPayload(kErrorIdPayload, absl::Cord(NextErrorId()));
-  }
+  static std::atomic<uint32_t> count{0};
+  if (!absl::IsInternal(status)) return status;
+  const auto now = static_cast<uint32_t>(absl::ToUnixSeconds(absl::Now()));
+  const std::string id = absl::StrCat(absl::Hex(now, absl::kZeroPad8), "-", count.fetch_add(1) + 1);
+  status.SetPayload(kErrorIdPayload, absl::Cord(id));
   return status;
 }
 
@@ -58,11 +54,6 @@ int CountAnswerThreads(const Device& device, int wanted) {
 }
 
 Work& AsWork(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
-
-int64_t NextBatchId() {
-  static std::atomic<int64_t> count{0};
-  return count.fetch_add(1, std::memory_order_relaxed) + 1;
-}
 
 // For ExecutionReport::batch_calls. Without a traced call it only reads one field of each task.
 obs::SpanRefs CollectTracedCalls(const batching::Batch& batch) {
@@ -123,7 +114,26 @@ class LocalEngine final : public Engine {
         pool_(CountAnswerThreads(*device, options.answer_threads)) {}
 
   // Once, before all else.
-  absl::Status Start();
+  absl::Status Start() {
+    const int wanted = options_.lanes > 0 ? options_.lanes : device_->host_addressable() ? 1 : 2;
+    const LaneOptions lane_options = {
+        .device = device_,
+        .staging = &staging_,
+        .thresholds = &thresholds_,
+        .max_rows = std::max<int64_t>(1, options_.batching.max_batch_tokens)};
+    for (int i = 0; i < wanted; ++i) {
+      AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(lane_options));
+      lanes_.push_back(std::make_unique<LaneSlot>());
+      MutexLock lock(&lanes_.back()->mu);
+      lanes_.back()->lane = std::move(lane);
+    }
+    scheduler_ = std::make_shared<batching::BatchScheduler>(
+        options_.batching, wanted, [this](int worker, batching::Batch batch) {
+          MutexLock lock(&lanes_[worker]->mu);
+          Execute(*lanes_[worker]->lane, batch);
+        });
+    return absl::OkStatus();
+  }
 
   // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
   ~LocalEngine() override {
@@ -131,8 +141,45 @@ class LocalEngine final : public Engine {
   }
 
   using Engine::Submit;
+
+  // noexcept: once a work is queued its caller must hear of it.
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
-                                    TaskDone done) noexcept override;
+                                    TaskDone done) noexcept override {
+    if (!device_->healthy()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "device ", device_->info().id,
+          " has failed; loading the model again puts it on the devices that are left"));
+    }
+    Work& queued = **work;
+    queued.priority = options.priority;
+    queued.deadline = options.deadline;
+    queued.done = std::move(done);
+    queued.call = options.call;
+    const bool callers = options.caller_runs && queued.cost() <= MaxCallerCost();
+    std::unique_ptr<batching::Task> task;
+    absl::Status status;
+    try {
+      // Made before the work is queued, as it needs memory.
+      std::function<void()> cancel = CancelQueued{scheduler_};
+      task = std::move(*work);
+      const absl::StatusOr<batching::Ticket> ticket = scheduler_->Schedule(
+          &task, callers ? batching::Runner::kCaller : batching::Runner::kWorker);
+      if (ticket.ok()) {
+        cancel.target<CancelQueued>()->ticket = *ticket;
+        return TaskHandle(std::move(cancel));
+      }
+      status = ticket.status();
+    } catch (const std::bad_alloc&) {
+      status = OutOfMemory("the server has no memory to queue this request");
+    }
+    if (task != nullptr) work->reset(static_cast<Work*>(task.release()));
+    return status;
+  }
+
+  absl::Status CheckArrival(absl::Time deadline) override {
+    return scheduler_->CheckArrival(deadline);
+  }
+  void RecordAnswer(bool in_time) override { scheduler_->RecordAnswer(in_time); }
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(MaxCallerCost()); }
   bool callers_run() const override { return device_->host_addressable(); }
   using Engine::Prepare;
@@ -142,10 +189,42 @@ class LocalEngine final : public Engine {
                           PrepareWeight(weight, *device_));
     return model::MakeWhole(std::move(here));
   }
-  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
+
+  // Every row of the plan, for its smallest token count and for its largest. An operation whose
+  // kernels these products do not bring up adds its batches here.
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
+    ++warming_up_;
+    const absl::Cleanup done = [this] { --warming_up_; };
+    AWQD_RETURN_IF_ERROR(thresholds_.MeasureThreshold(*weight->parts.front().weight));
+    // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
+    // handles or pinned buffers to bring up: one token shows that the plan runs.
+    const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
+    for (const PlanEntry& entry : weight->parts.front().weight->plan.matmul) {
+      if (entry.min_m > most) continue;
+      const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
+      for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {
+        AWQD_ASSIGN_OR_RETURN(const batching::Batch batch,
+                              MakeZeroBatch(weight, tokens, entry.path, staging_));
+        AWQD_RETURN_IF_ERROR(RunOnEveryLane(batch));
+      }
+    }
+    return absl::OkStatus();
+  }
 
   StagingPool& staging() override { return staging_; }
-  void FreeKeptMemory() override;
+
+  void FreeKeptMemory() override {
+    // Making pinned memory takes the driver longer than a small request takes, so that the buffers of
+    // a burst of those stay. Lanes' own pinned memory was sized by warm-up and stays as well.
+    constexpr int64_t kRestPinned = int64_t{32} << 20;
+    staging_.FreeKept(device_->host_addressable() ? 0 : kRestPinned);
+    for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+      if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
+      slot->lane->FreeHostBuffers();
+      slot->mu.Unlock();
+    }
+  }
+
   void Hurry() override { scheduler_->Hurry(); }
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
@@ -154,24 +233,107 @@ class LocalEngine final : public Engine {
     return thresholds_.FindThreshold(weight);
   }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
-  std::vector<EngineStats> stats() const override {
-    EngineStats out = {.device = device_,
-                       .queued_tasks = queued_tasks(),
-                       .queue = scheduler_->counts(),
-                       .staging = staging_.stats()};
+
+  std::vector<obs::DeviceStats> stats() const override {
+    const DeviceInfo& info = device_->info();
+    const batching::SchedulerCounts queue = scheduler_->counts();
+    const StagingStats staging = staging_.stats();
+    obs::DeviceStats out = {.id = info.id,
+                            .name = info.name,
+                            .pci_bus_id = info.pci_bus_id,
+                            .healthy = device_->healthy(),
+                            .memory_bytes = info.memory_bytes,
+                            .free_bytes = device_->FreeBytes(),
+                            .used_bytes = device_->UsedBytes(),
+                            .queued_requests = queued_tasks(),
+                            .queue_expired = queue.expired,
+                            .queue_cancelled = queue.cancelled,
+                            .queue_full = queue.refused.full,
+                            .queue_draining = queue.refused_draining,
+                            .queue_too_late = queue.refused.too_late,
+                            .queue_too_long = queue.refused.too_long,
+                            .staging_lent_bytes = staging.lent_bytes,
+                            .staging_kept_bytes = staging.kept_bytes,
+                            .staging_misses = staging.misses,
+                            .staging_copied = staging.copied_bytes};
     statistics_.FillStats(&out);
-    return {out};
+    return {std::move(out)};
   }
 
  private:
   // The most that a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while
   // warm-up holds lanes for long, because such a caller must not wait for one.
-  int64_t MaxCallerCost() const;
-  void Execute(Lane& lane, batching::Batch& batch);
+  int64_t MaxCallerCost() const {
+    return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
+  }
+
+  void Execute(Lane& lane, batching::Batch& batch) {
+    static std::atomic<int64_t> batches{0};  // of the process
+    (void)lane.ResetInputTime();             // of a warm-up
+    const absl::Time start = absl::Now();
+    Payload results;  // of the whole batch, in the tasks' order
+    ExecutionReport report;
+    const absl::Status status = WithErrorId(Run(lane, batch, &results, &report));
+    report.device = device_->info().id;
+    report.batch_id = batches.fetch_add(1, std::memory_order_relaxed) + 1;
+    report.batch_tokens = batch.tokens;
+    report.batch_requests = static_cast<int32_t>(batch.tasks.size());
+    const absl::Time computed = absl::Now();
+    report.compute_us = absl::ToInt64Microseconds(computed - start);
+    report.input_ns = absl::ToInt64Nanoseconds(lane.ResetInputTime());
+    statistics_.RecordBatch(batch, start, status, report);
+    const obs::SpanRefs calls = CollectTracedCalls(batch);
+    const std::shared_ptr<model::ModelStatistics> statistics =
+        StatisticsRecorder::FindModelStatistics(batch);
+    std::vector<Payload> parts(batch.tasks.size());
+    int64_t next = 0;
+    for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
+      const int64_t bytes = AsWork(batch.tasks[i]).result_bytes();
+      parts[i] = results.Slice(next, bytes);
+      next += bytes;
+    }
+    results = Payload();  // the answers own it from here on
+    pool_.ParallelFor(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
+      Work& work = AsWork(batch.tasks[i]);
+      ExecutionReport mine = report;
+      mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
+      if (work.call) mine.batch_calls = calls;
+      work.Complete(status, std::move(parts[i]), mine);
+      batch.tasks[i].reset();
+    });
+    if (statistics != nullptr && status.ok()) {
+      StatisticsRecorder::RecordAnswers(*statistics, report.batch_requests, batch.tokens,
+                                        absl::Now() - computed);
+    }
+    if (!device_->healthy() && !fault_reported_.exchange(true) && options_.on_device_fault) {
+      options_.on_device_fault(status);
+    }
+  }
+
   absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
-                   ExecutionReport* report);
-  absl::Status RunOnEveryLane(const batching::Batch& batch);
-  void CheckDevice(const absl::Status& status);
+                   ExecutionReport* report) {
+    int64_t bytes = 0;
+    for (const std::unique_ptr<batching::Task>& task : batch.tasks)
+      bytes += AsWork(task).result_bytes();
+    AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
+    absl::Status status = AsWork(batch.tasks.front()).Run(lane, batch, results->data(), report);
+    if (!status.ok()) lane.DiscardWork();
+    return status;
+  }
+
+  absl::Status RunOnEveryLane(const batching::Batch& batch) {
+    absl::Time start;
+    for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+      MutexLock lock(&slot->mu);
+      start = absl::Now();
+      Payload results;
+      ExecutionReport report;
+      AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
+    }
+    // The last lane's time: the first one brings modules up.
+    scheduler_->RecordRun(batch.tasks.front()->run_key(), batch.tokens, absl::Now() - start);
+    return absl::OkStatus();
+  }
 
   Device* const device_;
   const EngineOptions options_;
@@ -186,165 +348,6 @@ class LocalEngine final : public Engine {
   // Shared with the handles, which may outlive the engine.
   std::shared_ptr<batching::BatchScheduler> scheduler_;
 };
-
-int64_t LocalEngine::MaxCallerCost() const {
-  return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
-}
-
-// noexcept: once a work is queued its caller must hear of it.
-absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
-                                               const SubmitOptions& options,
-                                               TaskDone done) noexcept {
-  if (!device_->healthy()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device ", device_->info().id,
-                     " has failed; loading the model again puts it on the devices that are left"));
-  }
-  Work& queued = **work;
-  queued.priority = options.priority;
-  queued.deadline = options.deadline;
-  queued.done = std::move(done);
-  queued.call = options.call;
-  const bool callers = options.caller_runs && queued.cost() <= MaxCallerCost();
-  std::unique_ptr<batching::Task> task;
-  absl::Status status;
-  try {
-    // Made before the work is queued, as it needs memory.
-    std::function<void()> cancel = CancelQueued{scheduler_};
-    task = std::move(*work);
-    const absl::StatusOr<batching::Ticket> ticket = scheduler_->Schedule(
-        &task, callers ? batching::Runner::kCaller : batching::Runner::kWorker);
-    if (ticket.ok()) {
-      cancel.target<CancelQueued>()->ticket = *ticket;
-      return TaskHandle(std::move(cancel));
-    }
-    status = ticket.status();
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory("the server has no memory to queue this request");
-  }
-  if (task != nullptr) work->reset(static_cast<Work*>(task.release()));
-  return status;
-}
-
-void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
-  (void)lane.ResetInputTime();  // of a warm-up
-  const absl::Time start = absl::Now();
-  Payload results;  // of the whole batch, in the tasks' order
-  ExecutionReport report;
-  const absl::Status status = WithErrorId(Run(lane, batch, &results, &report));
-  report.device = device_->info().id;
-  report.batch_id = NextBatchId();
-  report.batch_tokens = batch.tokens;
-  report.batch_requests = static_cast<int32_t>(batch.tasks.size());
-  const absl::Time computed = absl::Now();
-  report.compute_us = absl::ToInt64Microseconds(computed - start);
-  report.input_ns = absl::ToInt64Nanoseconds(lane.ResetInputTime());
-  statistics_.RecordBatch(batch, start, status, report);
-  const obs::SpanRefs calls = CollectTracedCalls(batch);
-  const std::shared_ptr<model::ModelStatistics> statistics =
-      StatisticsRecorder::FindModelStatistics(batch);
-  std::vector<Payload> parts(batch.tasks.size());
-  int64_t next = 0;
-  for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
-    const int64_t bytes = AsWork(batch.tasks[i]).result_bytes();
-    parts[i] = results.Slice(next, bytes);
-    next += bytes;
-  }
-  results = Payload();  // the answers own it from here on
-  pool_.ParallelFor(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
-    Work& work = AsWork(batch.tasks[i]);
-    ExecutionReport mine = report;
-    mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
-    if (work.call) mine.batch_calls = calls;
-    work.Complete(status, std::move(parts[i]), mine);
-    batch.tasks[i].reset();
-  });
-  if (statistics != nullptr && status.ok()) {
-    StatisticsRecorder::RecordAnswers(*statistics, report.batch_requests, batch.tokens,
-                                      absl::Now() - computed);
-  }
-  CheckDevice(status);
-}
-
-absl::Status LocalEngine::Run(Lane& lane, const batching::Batch& batch, Payload* results,
-                              ExecutionReport* report) {
-  int64_t bytes = 0;
-  for (const std::unique_ptr<batching::Task>& task : batch.tasks)
-    bytes += AsWork(task).result_bytes();
-  AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
-  absl::Status status = AsWork(batch.tasks.front()).Run(lane, batch, results->data(), report);
-  if (!status.ok()) lane.DiscardWork();
-  return status;
-}
-
-void LocalEngine::CheckDevice(const absl::Status& status) {
-  if (device_->healthy() || fault_reported_.exchange(true)) return;
-  if (options_.on_device_fault) options_.on_device_fault(status);
-}
-
-void LocalEngine::FreeKeptMemory() {
-  // Making pinned memory takes the driver longer than a small request takes, so that the buffers of
-  // a burst of those stay. Lanes' own pinned memory was sized by warm-up and stays as well.
-  constexpr int64_t kRestPinned = int64_t{32} << 20;
-  staging_.FreeKept(device_->host_addressable() ? 0 : kRestPinned);
-  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-    if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
-    slot->lane->FreeHostBuffers();
-    slot->mu.Unlock();
-  }
-}
-
-// Every row of the plan, for its smallest token count and for its largest. An operation whose
-// kernels these products do not bring up adds its batches here.
-absl::Status LocalEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
-  ++warming_up_;
-  const absl::Cleanup done = [this] { --warming_up_; };
-  AWQD_RETURN_IF_ERROR(thresholds_.MeasureThreshold(*weight->parts.front().weight));
-  // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
-  // handles or pinned buffers to bring up: one token shows that the plan runs.
-  const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
-  for (const PlanEntry& entry : weight->parts.front().weight->plan.matmul) {
-    if (entry.min_m > most) continue;
-    const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
-    for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {
-      AWQD_ASSIGN_OR_RETURN(const batching::Batch batch,
-                            MakeZeroBatch(weight, tokens, entry.path, staging_));
-      AWQD_RETURN_IF_ERROR(RunOnEveryLane(batch));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LocalEngine::RunOnEveryLane(const batching::Batch& batch) {
-  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-    MutexLock lock(&slot->mu);
-    Payload results;
-    ExecutionReport report;
-    AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LocalEngine::Start() {
-  const int wanted = options_.lanes > 0 ? options_.lanes : device_->host_addressable() ? 1 : 2;
-  const LaneOptions lane_options = {
-      .device = device_,
-      .staging = &staging_,
-      .thresholds = &thresholds_,
-      .max_rows = std::max<int64_t>(1, options_.batching.max_batch_tokens)};
-  for (int i = 0; i < wanted; ++i) {
-    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(lane_options));
-    lanes_.push_back(std::make_unique<LaneSlot>());
-    MutexLock lock(&lanes_.back()->mu);
-    lanes_.back()->lane = std::move(lane);
-  }
-  scheduler_ = std::make_shared<batching::BatchScheduler>(
-      options_.batching, wanted, [this](int worker, batching::Batch batch) {
-        MutexLock lock(&lanes_[worker]->mu);
-        Execute(*lanes_[worker]->lane, batch);
-      });
-  return absl::OkStatus();
-}
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Gathers the rows, multiplies once, fetches the result.
+// Multiplies the rows of a batch once; decodes a block into the buffer that the result is fetched
+// from.
 #include "server/engine/matmul_work.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
 #include "server/engine/reassembly.h"
@@ -155,9 +157,99 @@ absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
   return lane.Fetch(y, target, y_bytes);
 }
 
+absl::StatusOr<WorkPartition> DequantizeWork::Partition(StagingPool& /*staging*/) const {
+  const int64_t element_bytes = SizeOf(out_dtype);
+  WorkPartition out;
+  out.bytes = rows * cols * element_bytes;
+  std::vector<ResultBlock> blocks;
+  for (size_t i = 0; i < weight->parts.size(); ++i) {
+    const model::WeightPart& here = weight->parts[i];
+    const int64_t top = std::max(row_begin, here.row_begin);
+    const int64_t left = std::max(col_begin, here.col_begin);
+    auto work = std::make_unique<DequantizeWork>(*this);
+    work->part = i;
+    work->row_begin = top - here.row_begin;
+    work->rows = std::min(row_begin + rows, here.row_end()) - top;
+    work->col_begin = left - here.col_begin;
+    work->cols = std::min(col_begin + cols, here.col_end()) - left;
+    if (work->rows <= 0 || work->cols <= 0) continue;
+    blocks.push_back({.row_begin = top - row_begin,
+                      .rows = work->rows,
+                      .offset = (left - col_begin) * element_bytes,
+                      .row_bytes = work->cols * element_bytes});
+    out.parts.push_back(std::move(work));
+  }
+  if (out.parts.empty()) {  // no elements at all still get an answer
+    auto work = std::make_unique<DequantizeWork>(*this);
+    work->row_begin = work->rows = work->col_begin = work->cols = 0;
+    out.parts.push_back(std::move(work));
+  }
+  if (out.parts.size() > 1) {
+    out.reassembler = ReassembleBlocks(cols * element_bytes, std::move(blocks));
+  }
+  return out;
+}
+
+absl::Status DequantizeWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
+                                 ExecutionReport* report) const {
+  if (weight->parts[part].weight->factor() != nullptr) return RunWithFactor(lane, result, report);
+  AWQD_ASSIGN_OR_RETURN(const KernelRow* ran, Decode(lane, out_dtype, row_begin, rows, result));
+  AddKernel(ran, report);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const KernelRow*> DequantizeWork::Decode(Lane& lane, DType dtype, int64_t begin,
+                                                        int64_t count, void* host) const {
+  const int64_t bytes = count * cols * SizeOf(dtype);
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(host, bytes));
+  DequantizeArgs args;
+  args.weight = weight->parts[part].weight.get();
+  args.out = {target, dtype, count, cols};
+  args.row_begin = begin;
+  args.col_begin = col_begin;
+  const int64_t scratch = DequantizeWorkspaceBytes(*args.weight, cols, dtype);
+  AWQD_ASSIGN_OR_RETURN(void* workspace, lane.AllocateWorkspace(scratch));
+  const KernelRow* ran = nullptr;
+  AWQD_RETURN_IF_ERROR(awqd::Dequantize(args, workspace, lane.stream(), &ran));
+  AWQD_RETURN_IF_ERROR(lane.Fetch(host, target, bytes));
+  return ran;
+}
+
+// Kernels decode the weight that activations times the factor are multiplied by. Some rows at a
+// time, so that their FP32 numbers stay small beside the result.
+absl::Status DequantizeWork::RunWithFactor(Lane& lane, char* result,
+                                           ExecutionReport* report) const {
+  constexpr int64_t kBlockElements = 1 << 20;
+  const DeviceWeight& one = *weight->parts[part].weight;
+  std::vector<float> fetched;
+  const float* factor = one.factor();
+  if (!one.device->host_addressable()) {
+    fetched.resize(one.shape.k);
+    AWQD_RETURN_IF_ERROR(one.device->CopyToHost(
+        fetched.data(), factor, one.shape.k * static_cast<int64_t>(sizeof(float)), lane.stream()));
+    factor = fetched.data();  // there with the first block
+  }
+  const int64_t most = std::max<int64_t>(1, kBlockElements / std::max<int64_t>(1, cols));
+  std::vector<float> block;
+  for (int64_t row = 0; row < rows || row == 0; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    block.resize(count * cols);
+    AWQD_ASSIGN_OR_RETURN(const KernelRow* ran,
+                          Decode(lane, DType::kFp32, row_begin + row, count, block.data()));
+    if (row == 0) AddKernel(ran, report);
+    for (int64_t i = 0; i < count; ++i) {
+      const float multiplier = factor[row_begin + row + i];
+      for (int64_t col = 0; col < cols; ++col) {
+        const float product = block[i * cols + col] * multiplier;
+        StoreElement(result, out_dtype, (row + i) * cols + col, product);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
-  const TokenPolicy policy{lane.thresholds().FindThreshold(weight)};
-  return policy.UseFused(tokens) ? Path::kFused : Path::kDequantize;
+  return tokens < lane.thresholds().FindThreshold(weight) ? Path::kFused : Path::kDequantize;
 }
 
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report) {

@@ -1,4 +1,5 @@
-// MatmulWork: the product of activations and one weight; and the product as a step of other works.
+// MatmulWork and DequantizeWork: the operations on one weight; and the product as a step of other
+// works.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +68,36 @@ class MatmulWork final : public Work {
   bool has_row_scales() const;
   // Adds the scale of each row.
   void AppendScales(std::vector<float>* out) const;
+};
+
+// out[rows, cols] of the W that activations are multiplied by as they are sent: a weight's factor is
+// in it. Never merges; it has no rows of activations, so no tokens.
+class DequantizeWork final : public Work {
+ public:
+  std::shared_ptr<const model::PlacedWeight> weight;
+  DType out_dtype = DType::kFp16;
+  int64_t row_begin = 0, rows = 0;
+  int64_t col_begin = 0, cols = 0;
+
+  absl::string_view name() const override { return "Dequantize"; }
+  absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
+    return {&weight, 1};
+  }
+  int64_t tokens() const override { return 0; }
+  int64_t bytes() const override { return 0; }
+  int64_t result_bytes() const override { return rows * cols * SizeOf(out_dtype); }
+  // A row costs about as much to decode as to multiply.
+  int64_t load() const override { return rows; }
+  // By columns or by rows, as the weight is.
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const override;
+
+ private:
+  // Decodes rows [begin, begin + count) without the factor into host memory. Returns the kernel.
+  absl::StatusOr<const KernelRow*> Decode(Lane& lane, DType dtype, int64_t begin, int64_t count,
+                                          void* host) const;
+  absl::Status RunWithFactor(Lane& lane, char* result, ExecutionReport* report) const;
 };
 
 // --- The product as a step: from device memory to device memory ---

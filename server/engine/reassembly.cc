@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_split.h"
-#include "kernels/activate.h"
 #include "kernels/base/half.h"
 #include "kernels/base/status.h"
+#include "kernels/exact.h"
 
 namespace awqd::engine {
 namespace {
@@ -70,84 +69,134 @@ const float* Floats(const Payload& payload) {
   return reinterpret_cast<const float*>(payload.data());
 }
 
-}  // namespace
+class BlockReassembler final : public Reassembler {
+ public:
+  BlockReassembler(int64_t row_bytes, std::vector<ResultBlock> blocks)
+      : row_bytes_(row_bytes), blocks_(std::move(blocks)) {}
 
-int64_t BlockReassembler::AddPart(size_t part, Payload rows, char* result) {
-  const Block& block = blocks_[part];
-  char* const to = result + block.row_begin * row_bytes_ + block.offset;
-  for (int64_t row = 0; row < block.rows; ++row) {
-    std::memcpy(to + row * row_bytes_, rows.data() + row * block.row_bytes, block.row_bytes);
-  }
-  return block.rows * block.row_bytes;
-}
-
-int64_t RowReassembler::AddPart(size_t part, Payload rows, char* result) {
-  const char* from = rows.data();
-  for (int32_t place : places_[part]) {
-    std::memcpy(result + place * row_bytes_, from, row_bytes_);
-    from += row_bytes_;
-  }
-  return from - rows.data();
-}
-
-int64_t ExpertReassembler::AddPart(size_t part, Payload rows, char* /*result*/) {
-  results_[part] = std::move(rows);
-  return 0;
-}
-
-void ExpertReassembler::Finish(char* result, ThreadPool& pool) {
-  std::vector<const float*> rows(reduction_.count * reduction_.terms);
-  for (size_t part = 0; part < places_.size(); ++part) {
-    const float* from = Floats(results_[part]);
-    for (int32_t place : places_[part]) {
-      rows[place] = from;
-      from += reduction_.cols;
+  int64_t AddPart(size_t part, Payload rows, char* result) override {
+    const ResultBlock& block = blocks_[part];
+    char* const to = result + block.row_begin * row_bytes_ + block.offset;
+    for (int64_t row = 0; row < block.rows; ++row) {
+      std::memcpy(to + row * row_bytes_, rows.data() + row * block.row_bytes, block.row_bytes);
     }
+    return block.rows * block.row_bytes;
   }
-  const auto load = [&](int64_t term, int64_t begin, int64_t count, float* out) {
-    std::memcpy(out, rows[term] + begin, count * sizeof(float));
-  };
-  SumAll(reduction_, load, result, pool);
-  results_.clear();
-}
 
-int64_t PartialSumReassembler::AddPart(size_t part, Payload rows, char* /*result*/) {
-  results_[part] = std::move(rows);
-  return 0;
-}
+ private:
+  const int64_t row_bytes_;
+  const std::vector<ResultBlock> blocks_;
+};
 
-void PartialSumReassembler::Finish(char* result, ThreadPool& pool) {
-  if (reduction_.y_dtype == DType::kInt32) {
-    auto* const sums =
-        reinterpret_cast<uint32_t*>(result);  // unsigned: it may wrap, and is defined
+class RowReassembler final : public Reassembler {
+ public:
+  RowReassembler(int64_t row_bytes, RowPlaces places)
+      : row_bytes_(row_bytes), places_(std::move(places)) {}
+
+  int64_t AddPart(size_t part, Payload rows, char* result) override {
+    const char* from = rows.data();
+    for (int32_t place : places_[part]) {
+      std::memcpy(result + place * row_bytes_, from, row_bytes_);
+      from += row_bytes_;
+    }
+    return from - rows.data();
+  }
+
+ private:
+  const int64_t row_bytes_;
+  const RowPlaces places_;
+};
+
+// Keeps the results of the parts until all are there.
+class SumReassembler : public Reassembler {
+ public:
+  SumReassembler(Reduction reduction, size_t parts)
+      : reduction_(std::move(reduction)), results_(parts) {}
+
+  int64_t AddPart(size_t part, Payload rows, char* /*result*/) final {
+    results_[part] = std::move(rows);
+    return 0;
+  }
+
+ protected:
+  const Reduction reduction_;
+  std::vector<Payload> results_;
+};
+
+class ExpertReassembler final : public SumReassembler {
+ public:
+  ExpertReassembler(Reduction reduction, RowPlaces places)
+      : SumReassembler(std::move(reduction), places.size()), places_(std::move(places)) {}
+
+  void Finish(char* result, ThreadPool& pool) override {
+    std::vector<const float*> rows(reduction_.count * reduction_.terms);
+    for (size_t part = 0; part < places_.size(); ++part) {
+      const float* from = Floats(results_[part]);
+      for (int32_t place : places_[part]) {
+        rows[place] = from;
+        from += reduction_.cols;
+      }
+    }
+    const auto load = [&](int64_t term, int64_t begin, int64_t count, float* out) {
+      std::memcpy(out, rows[term] + begin, count * sizeof(float));
+    };
+    SumAll(reduction_, load, result, pool);
+    results_.clear();
+  }
+
+ private:
+  const RowPlaces places_;
+};
+
+class PartialSumReassembler final : public SumReassembler {
+ public:
+  using SumReassembler::SumReassembler;
+
+  void Finish(char* result, ThreadPool& pool) override {
+    if (reduction_.y_dtype == DType::kInt32) {
+      AddIntegers(reinterpret_cast<uint32_t*>(result));
+    } else {
+      const auto load = [&](int64_t term, int64_t begin, int64_t count, float* out) {
+        const int64_t at = term * reduction_.cols + begin;
+        std::memcpy(out, Floats(results_[0]) + at, count * sizeof(float));
+        for (size_t part = 1; part < results_.size(); ++part) {
+          const float* const from = Floats(results_[part]) + at;
+          for (int64_t n = 0; n < count; ++n) out[n] += from[n];
+        }
+      };
+      SumAll(reduction_, load, result, pool);
+    }
+    results_.clear();
+  }
+
+ private:
+  // The sums are unsigned, so that they may wrap.
+  void AddIntegers(uint32_t* sums) const {
     const int64_t count = reduction_.count * reduction_.terms * reduction_.cols;
     for (size_t part = 0; part < results_.size(); ++part) {
       const auto* const from = reinterpret_cast<const uint32_t*>(results_[part].data());
       for (int64_t i = 0; i < count; ++i) sums[i] = part == 0 ? from[i] : sums[i] + from[i];
     }
-  } else {
-    const auto load = [&](int64_t term, int64_t begin, int64_t count, float* out) {
-      const int64_t at = term * reduction_.cols + begin;
-      std::memcpy(out, Floats(results_[0]) + at, count * sizeof(float));
-      for (size_t part = 1; part < results_.size(); ++part) {
-        const float* const from = Floats(results_[part]) + at;
-        for (int64_t n = 0; n < count; ++n) out[n] += from[n];
-      }
-    };
-    SumAll(reduction_, load, result, pool);
   }
-  results_.clear();
+};
+
+}  // namespace
+
+std::unique_ptr<Reassembler> ReassembleBlocks(int64_t row_bytes, std::vector<ResultBlock> blocks) {
+  return std::make_unique<BlockReassembler>(row_bytes, std::move(blocks));
 }
 
-PartitionedRequest::PartitionedRequest(StagingPool* staging, ThreadPool* pool,
-                                       WorkPartition* partition, TaskDone done)
-    : staging_(staging),
-      pool_(pool),
-      bytes_(partition->bytes),
-      reassembler_(std::move(partition->reassembler)),
-      done_(std::move(done)),
-      missing_(partition->parts.size()),
-      reports_(partition->parts.size()) {}
+std::unique_ptr<Reassembler> ReassembleRows(int64_t row_bytes, RowPlaces places) {
+  return std::make_unique<RowReassembler>(row_bytes, std::move(places));
+}
+
+std::unique_ptr<Reassembler> ReassembleExpertRows(Reduction reduction, RowPlaces places) {
+  return std::make_unique<ExpertReassembler>(std::move(reduction), std::move(places));
+}
+
+std::unique_ptr<Reassembler> ReassemblePartialSums(Reduction reduction, size_t parts) {
+  return std::make_unique<PartialSumReassembler>(std::move(reduction), parts);
+}
 
 TaskDone PartitionedRequest::MakeCallback(size_t part) {
   return [self = shared_from_this(), part](const absl::Status& status, Payload rows,

@@ -16,52 +16,22 @@
 
 namespace awqd::engine {
 
-// Puts the results of parts together. Threads that bring results call it; its scheme of the
-// parts does not change.
-class Reassembler {
- public:
-  virtual ~Reassembler() = default;
-
-  // Part `part` has ended with `rows`. Called once for each part, perhaps at the same time for
-  // several. Returns how many bytes it copied to `result`, the memory of the whole.
-  virtual int64_t AddPart(size_t part, Payload rows, char* result) = 0;
-
-  // Every part has ended. Long work is shared with the threads of `pool`.
-  virtual void Finish(char* /*result*/, ThreadPool& /*pool*/) {}
+// The place of a part that is a block of the result.
+struct ResultBlock {
+  int64_t row_begin = 0;  // of the result
+  int64_t rows = 0;
+  int64_t offset = 0;     // in each row of the result, in bytes
+  int64_t row_bytes = 0;  // of the part's own rows
 };
 
-// Parts that are blocks of the result.
-class BlockReassembler final : public Reassembler {
- public:
-  struct Block {
-    int64_t row_begin = 0;  // of the result
-    int64_t rows = 0;
-    int64_t offset = 0;     // in each row of the result, in bytes
-    int64_t row_bytes = 0;  // of the part's own rows
-  };
+// Parts that are blocks of a result of rows of `row_bytes`.
+std::unique_ptr<Reassembler> ReassembleBlocks(int64_t row_bytes, std::vector<ResultBlock> blocks);
 
-  // `row_bytes`: of the result.
-  BlockReassembler(int64_t row_bytes, std::vector<Block> blocks)
-      : row_bytes_(row_bytes), blocks_(std::move(blocks)) {}
-  int64_t AddPart(size_t part, Payload rows, char* result) override;
-
- private:
-  const int64_t row_bytes_;
-  const std::vector<Block> blocks_;
-};
+// The places of the rows of each part: row i of part p is row `places[p][i]` of the whole.
+using RowPlaces = std::vector<std::vector<int32_t>>;
 
 // Parts whose rows are rows of the result, in any order.
-class RowReassembler final : public Reassembler {
- public:
-  // Row i of part p is row `places[p][i]` of the result.
-  RowReassembler(int64_t row_bytes, std::vector<std::vector<int32_t>> places)
-      : row_bytes_(row_bytes), places_(std::move(places)) {}
-  int64_t AddPart(size_t part, Payload rows, char* result) override;
-
- private:
-  const int64_t row_bytes_;
-  const std::vector<std::vector<int32_t>> places_;
-};
+std::unique_ptr<Reassembler> ReassembleRows(int64_t row_bytes, RowPlaces places);
 
 // A reduction of sums v of 32 bits, FP32 or INT32:
 //
@@ -77,34 +47,12 @@ struct Reduction {
   DType y_dtype = DType::kFp16;  // INT32: v is INT32 too, and y is v
 };
 
-// Parts whose rows are the v of a Reduction; each row comes from the part whose device has the
-// expert of a token's choice.
-class ExpertReassembler final : public Reassembler {
- public:
-  // Row i of part p is row `places[p][i]` of v.
-  ExpertReassembler(Reduction reduction, std::vector<std::vector<int32_t>> places)
-      : reduction_(std::move(reduction)), places_(std::move(places)), results_(places_.size()) {}
-  int64_t AddPart(size_t part, Payload rows, char* result) override;
-  void Finish(char* result, ThreadPool& pool) override;
-
- private:
-  const Reduction reduction_;
-  const std::vector<std::vector<int32_t>> places_;
-  std::vector<Payload> results_;
-};
+// Parts whose rows are the v of a Reduction, placed by `places`; each row comes from the part whose
+// device has the expert of a token's choice.
+std::unique_ptr<Reassembler> ReassembleExpertRows(Reduction reduction, RowPlaces places);
 
 // Parts that are partial sums of every v of a Reduction: v is their sum, in the order of the parts.
-class PartialSumReassembler final : public Reassembler {
- public:
-  PartialSumReassembler(Reduction reduction, size_t parts)
-      : reduction_(std::move(reduction)), results_(parts) {}
-  int64_t AddPart(size_t part, Payload rows, char* result) override;
-  void Finish(char* result, ThreadPool& pool) override;
-
- private:
-  const Reduction reduction_;
-  std::vector<Payload> results_;
-};
+std::unique_ptr<Reassembler> ReassemblePartialSums(Reduction reduction, size_t parts);
 
 // One request whose parts several devices compute. Thread-safe. Each part's answer is copied on the
 // thread that brings it, so that devices copy side by side; the last part to end answers the
@@ -114,7 +62,14 @@ class PartitionedRequest : public std::enable_shared_from_this<PartitionedReques
   // `staging` and `pool` outlive the parts. Takes the reassembler of `partition`. `done` is called
   // once, unless Abandon is.
   PartitionedRequest(StagingPool* staging, ThreadPool* pool, WorkPartition* partition,
-                     TaskDone done);
+                     TaskDone done)
+      : staging_(staging),
+        pool_(pool),
+        bytes_(partition->bytes),
+        reassembler_(std::move(partition->reassembler)),
+        done_(std::move(done)),
+        missing_(partition->parts.size()),
+        reports_(partition->parts.size()) {}
 
   // The callback to submit part `part` with.
   TaskDone MakeCallback(size_t part);

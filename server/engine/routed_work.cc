@@ -91,17 +91,6 @@ struct RoutedWork::Piece {
   const float* weights = nullptr;
 };
 
-int64_t RoutedWork::bytes() const {
-  return x.size() +
-         static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size()) * 4);
-}
-
-int64_t RoutedWork::result_bytes() const { return y_rows() * last().n * SizeOf(out_dtype); }
-
-int64_t RoutedWork::cost() const {
-  return CostOfMultiplications(static_cast<double>(tokens()) * row_cost());
-}
-
 uint64_t RoutedWork::variant() const {
   const uint64_t asked = path.has_value() ? 1 + static_cast<uint64_t>(*path) : 0;
   // A part never merges with a work that has all choices of its tokens.
@@ -126,34 +115,24 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
   if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
     return RunPieces(lane, pieces, result, report);
   }
-  return choice_tokens.empty() ? RunTokensInSteps(lane, result, report)
-                               : RunChoicesInSteps(lane, result, report);
+  return RunWorkInSteps(lane, result, report);
 }
 
-absl::Status RoutedWork::RunTokensInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+absl::Status RoutedWork::RunWorkInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+  const bool whole = choice_tokens.empty();  // steps of tokens, with all of their choices
   const int64_t most = std::max<int64_t>(1, lane.max_rows() / top_k);
   const int64_t x_row = first().k * SizeOf(x_dtype);
   const int64_t y_row = last().n * SizeOf(out_dtype) * (summed ? 1 : top_k);
-  return RunInSteps(rows, most, [&](int64_t row, int64_t count) {
-    Piece piece = {.x = {x.data() + row * x_row, count}, .choices = count * top_k};
-    if (of_experts) piece.ids = ids.data() + row * top_k;
-    if (summed) piece.weights = router_weights.data() + row * top_k;
-    return RunPieces(lane, {&piece, 1}, y + row * y_row, report);
-  });
-}
-
-absl::Status RoutedWork::RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const {
-  const int64_t x_row = first().k * SizeOf(x_dtype);
-  const int64_t y_row = last().n * SizeOf(out_dtype);
-  return RunInSteps(choices(), lane.max_rows(), [&](int64_t choice, int64_t count) {
-    const int32_t first_token = choice_tokens[choice];
-    const int32_t last_token = choice_tokens[choice + count - 1];
-    const Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
-                         .choices = count,
-                         .ids = ids.data() + choice,
-                         .tokens = choice_tokens.data() + choice,
-                         .first_token = first_token};
-    return RunPieces(lane, {&piece, 1}, y + choice * y_row, report);
+  return RunInSteps(choices() / top_k, most, [&](int64_t begin, int64_t count) {
+    const int64_t first_token = whole ? begin : choice_tokens[begin];
+    const int64_t last_token = whole ? begin + count - 1 : choice_tokens[begin + count - 1];
+    Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
+                   .choices = count * top_k,
+                   .first_token = static_cast<int32_t>(first_token)};
+    if (of_experts) piece.ids = ids.data() + begin * top_k;
+    if (!whole) piece.tokens = choice_tokens.data() + begin;
+    if (summed) piece.weights = router_weights.data() + begin * top_k;
+    return RunPieces(lane, {&piece, 1}, y + begin * y_row, report);
   });
 }
 
@@ -252,15 +231,15 @@ absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
     out.parts.push_back(std::move(part));
   }
   if (!summed) {
-    out.reassembler = std::make_unique<RowReassembler>(row_bytes, std::move(places));
+    out.reassembler = ReassembleRows(row_bytes, std::move(places));
     return out;
   }
-  out.reassembler = std::make_unique<ExpertReassembler>(Reduction{.count = rows,
-                                                                  .cols = last().n,
-                                                                  .terms = top_k,
-                                                                  .weights = router_weights,
-                                                                  .y_dtype = out_dtype},
-                                                        std::move(places));
+  const Reduction reduction = {.count = rows,
+                               .cols = last().n,
+                               .terms = top_k,
+                               .weights = router_weights,
+                               .y_dtype = out_dtype};
+  out.reassembler = ReassembleExpertRows(reduction, std::move(places));
   return out;
 }
 

@@ -10,7 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "server/engine/work.h"
-#include "server/model/weight_stack.h"
+#include "server/model/placed_weight.h"
 
 namespace awqd::engine {
 
@@ -59,9 +59,14 @@ class RoutedWork : public Work {
     return choice_tokens.empty() ? rows * top_k : static_cast<int64_t>(choice_tokens.size());
   }
   int64_t tokens() const override { return choices(); }
-  int64_t bytes() const override;
-  int64_t result_bytes() const override;
-  int64_t cost() const override;
+  int64_t bytes() const override {
+    return x.size() +
+           static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size()) * 4);
+  }
+  int64_t result_bytes() const override { return y_rows() * last().n * SizeOf(out_dtype); }
+  int64_t cost() const override {
+    return CostOfMultiplications(static_cast<double>(tokens()) * row_cost());
+  }
   void FreeInputs() override { x = Payload(); }
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const final;
@@ -101,8 +106,7 @@ class RoutedWork : public Work {
   absl::Status RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
                          ExecutionReport* report) const;
   // This work alone, some rows at a time, so that the lane's buffers stay bounded.
-  absl::Status RunTokensInSteps(Lane& lane, char* y, ExecutionReport* report) const;
-  absl::Status RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const;
+  absl::Status RunWorkInSteps(Lane& lane, char* y, ExecutionReport* report) const;
 };
 
 }  // namespace awqd::engine

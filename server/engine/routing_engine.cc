@@ -1,6 +1,4 @@
 // RoutingEngine: chooses the devices of a request, and partitions it among them.
-#include "server/engine/routing_engine.h"
-
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
+#include "server/engine/engine.h"
 #include "server/engine/reassembly.h"
 
 namespace awqd::engine {
@@ -67,17 +66,67 @@ class RoutingEngine final : public Engine {
 
   using Engine::Submit;
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
-                                    TaskDone done) override;
+                                    TaskDone done) override {
+    return (*work)->partitioned() ? SubmitToParts(work, options, std::move(done))
+                                  : SubmitToOne(work, options, std::move(done));
+  }
+
+  absl::Status CheckArrival(absl::Time deadline) override {
+    absl::Status status;
+    for (const auto& member : members_) {
+      status = member->engine->CheckArrival(deadline);
+      if (status.ok()) break;
+    }
+    return status;
+  }
+
+  void RecordAnswer(bool in_time) override {
+    for (const auto& member : members_) member->engine->RecordAnswer(in_time);
+  }
   using Engine::Prepare;
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
-                                                                     const Device* device) override;
-  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
+      const HostWeight& weight, const Device* device) override {
+    if (device != nullptr) return FindMember(device).engine->Prepare(weight);
+    struct Candidate {
+      Member* member;
+      int64_t outstanding, free;
+    };
+    std::vector<Candidate> candidates;
+    for (const auto& member : members_) {
+      if (!member->healthy()) continue;
+      candidates.push_back(
+          {member.get(), member->outstanding, member->engine->device().FreeBytes()});
+    }
+    if (candidates.empty()) return absl::FailedPreconditionError("every device has failed");
+    std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.outstanding, -a.free) < std::pair(b.outstanding, -b.free);
+    });
+    absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> placed;
+    for (const Candidate& candidate : candidates) {
+      placed = candidate.member->engine->Prepare(weight);
+      if (placed.ok() || !MayFitElsewhere(placed.status())) break;
+    }
+    return placed;
+  }
+
+  // On all devices at the same time.
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
+    std::vector<absl::Status> ended(weight->parts.size());
+    ParallelFor(ended.size(), [&](size_t part) {
+      const auto& here = weight->parts[part].weight;
+      ended[part] = FindMember(here->device).engine->WarmUp(model::MakeWhole(here));
+    });
+    for (const absl::Status& status : ended) AWQD_RETURN_IF_ERROR(status);
+    return absl::OkStatus();
+  }
+
   void Hurry() override {
     for (const auto& member : members_) member->engine->Hurry();
   }
   void Drain() override {
     for (const auto& member : members_) member->engine->Drain();
   }
+
   // Pinned memory is portable between GPUs; only memory of the CPU's pool would be slow for them.
   // A GPU that has failed pins no more.
   StagingPool& staging() override {
@@ -90,6 +139,7 @@ class RoutingEngine final : public Engine {
     }
     return best->engine->staging();
   }
+
   void FreeKeptMemory() override {
     for (const auto& member : members_) member->engine->FreeKeptMemory();
   }
@@ -108,26 +158,98 @@ class RoutingEngine final : public Engine {
     for (const auto& member : members_) tasks += member->engine->queued_tasks();
     return tasks;
   }
-  std::vector<EngineStats> stats() const override {
-    std::vector<EngineStats> out;
+  std::vector<obs::DeviceStats> stats() const override {
+    std::vector<obs::DeviceStats> out;
     for (const auto& member : members_) {
-      for (EngineStats& one : member->engine->stats()) out.push_back(std::move(one));
+      for (obs::DeviceStats& one : member->engine->stats()) out.push_back(std::move(one));
     }
     return out;
   }
 
  private:
   absl::StatusOr<TaskHandle> SubmitToOne(std::unique_ptr<Work>* work, const SubmitOptions& options,
-                                         TaskDone done);
+                                         TaskDone done) {
+    const auto parts = Replicas(**work);
+    for (size_t part : parts) {
+      (*work)->part = part;
+      if (part == parts.back()) break;
+      absl::StatusOr<TaskHandle> handle = SubmitCounted(work, options, done);
+      if (handle.ok() || !MayFitElsewhere(handle.status())) return handle;
+    }
+    return SubmitCounted(work, options, std::move(done));
+  }
+
   absl::StatusOr<TaskHandle> SubmitToParts(std::unique_ptr<Work>* work,
-                                           const SubmitOptions& options, TaskDone done);
+                                           const SubmitOptions& options, TaskDone done) {
+    StagingPool& memory = staging();
+    AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(memory));
+    work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
+    if (partition.reassembler == nullptr)
+      return SubmitCounted(&partition.parts[0], options, std::move(done));
+    const auto request =
+        std::make_shared<PartitionedRequest>(&memory, &*pool_, &partition, std::move(done));
+    for (size_t i = 0; i < partition.parts.size(); ++i) {
+      absl::StatusOr<TaskHandle> handle =
+          SubmitCounted(&partition.parts[i], options, request->MakeCallback(i));
+      if (!handle.ok()) {
+        request->Abandon();
+        return handle.status();
+      }
+      request->AddHandle(*std::move(handle));
+    }
+    return TaskHandle([weak = std::weak_ptr<PartitionedRequest>(request)] {
+      if (const auto alive = weak.lock()) alive->Cancel();
+    });
+  }
+
   // To the device of (*work)->part, counted while it lasts.
   absl::StatusOr<TaskHandle> SubmitCounted(std::unique_ptr<Work>* work,
-                                           const SubmitOptions& options, TaskDone done);
+                                           const SubmitOptions& options, TaskDone done) {
+    AWQD_RETURN_IF_ERROR(CheckTogether(**work));
+    Member& member = FindMember(**work, (*work)->part);
+    const int64_t load = (*work)->load();
+    TaskDone counted = [&member, load, done = std::move(done)](const absl::Status& status,
+                                                               Payload result,
+                                                               const ExecutionReport& report) {
+      member.outstanding -= load;  // first: whoever hears the answer may bring the next request
+      done(status, std::move(result), report);
+    };
+    member.outstanding += load;  // once nothing can fail but Submit
+    // Devices work side by side, each with its own workers; one thread could run only one of them.
+    SubmitOptions workers_run = options;
+    workers_run.caller_runs = false;
+    absl::StatusOr<TaskHandle> handle =
+        member.engine->Submit(work, workers_run, std::move(counted));
+    if (!handle.ok()) member.outstanding -= load;
+    return handle;
+  }
 
   // A work's parts, all whole, in the order in which they should be tried; of devices that work,
   // where one does.
-  absl::InlinedVector<size_t, 8> Replicas(const Work& work);
+  absl::InlinedVector<size_t, 8> Replicas(const Work& work) {
+    struct Candidate {
+      bool unhealthy;
+      int64_t outstanding;
+      size_t part;
+    };
+    const auto weights = work.weights();
+    const size_t count = weights.empty() ? members_.size() : weights.front()->parts.size();
+    const size_t turn = count > 1 ? turn_.fetch_add(1, std::memory_order_relaxed) : 0;
+    absl::InlinedVector<Candidate, 8> candidates;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t part = (turn + i) % count;
+      const Member& member = FindMember(work, part);
+      candidates.push_back({!member.healthy(), member.outstanding.load(), part});
+    }
+    std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.unhealthy, a.outstanding) < std::pair(b.unhealthy, b.outstanding);
+    });
+    absl::InlinedVector<size_t, 8> parts;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.unhealthy == candidates.front().unhealthy) parts.push_back(candidate.part);
+    }
+    return parts;
+  }
 
   // The member whose device runs part `part` of the work. Every device has a part of a work without
   // weights.
@@ -148,129 +270,6 @@ class RoutingEngine final : public Engine {
   std::optional<ThreadPool> pool_;  // reassembles results of parts
   std::atomic<size_t> turn_{0};
 };
-
-absl::StatusOr<TaskHandle> RoutingEngine::Submit(std::unique_ptr<Work>* work,
-                                                 const SubmitOptions& options, TaskDone done) {
-  return (*work)->partitioned() ? SubmitToParts(work, options, std::move(done))
-                                : SubmitToOne(work, options, std::move(done));
-}
-
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* work,
-                                                        const SubmitOptions& options,
-                                                        TaskDone done) {
-  AWQD_RETURN_IF_ERROR(CheckTogether(**work));
-  Member& member = FindMember(**work, (*work)->part);
-  const int64_t load = (*work)->load();
-  TaskDone counted = [&member, load, done = std::move(done)](const absl::Status& status,
-                                                             Payload result,
-                                                             const ExecutionReport& report) {
-    member.outstanding -= load;  // first: whoever hears the answer may bring the next request
-    done(status, std::move(result), report);
-  };
-  member.outstanding += load;  // once nothing can fail but Submit
-  // Devices work side by side, each with its own workers; one thread could run only one of them.
-  SubmitOptions workers_run = options;
-  workers_run.caller_runs = false;
-  absl::StatusOr<TaskHandle> handle = member.engine->Submit(work, workers_run, std::move(counted));
-  if (!handle.ok()) member.outstanding -= load;
-  return handle;
-}
-
-absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
-  struct Candidate {
-    bool unhealthy;
-    int64_t outstanding;
-    size_t part;
-  };
-  const auto weights = work.weights();
-  const size_t count = weights.empty() ? members_.size() : weights.front()->parts.size();
-  const size_t turn = count > 1 ? turn_.fetch_add(1, std::memory_order_relaxed) : 0;
-  absl::InlinedVector<Candidate, 8> candidates;
-  for (size_t i = 0; i < count; ++i) {
-    const size_t part = (turn + i) % count;
-    const Member& member = FindMember(work, part);
-    candidates.push_back({!member.healthy(), member.outstanding.load(), part});
-  }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.unhealthy, a.outstanding) < std::pair(b.unhealthy, b.outstanding);
-  });
-  absl::InlinedVector<size_t, 8> parts;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.unhealthy == candidates.front().unhealthy) parts.push_back(candidate.part);
-  }
-  return parts;
-}
-
-// On all devices at the same time.
-absl::Status RoutingEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
-  std::vector<absl::Status> ended(weight->parts.size());
-  ParallelFor(ended.size(), [&](size_t part) {
-    const auto& here = weight->parts[part].weight;
-    ended[part] = FindMember(here->device).engine->WarmUp(model::MakeWhole(here));
-  });
-  for (const absl::Status& status : ended) AWQD_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(std::unique_ptr<Work>* work,
-                                                      const SubmitOptions& options, TaskDone done) {
-  const auto parts = Replicas(**work);
-  for (size_t part : parts) {
-    (*work)->part = part;
-    if (part == parts.back()) break;
-    absl::StatusOr<TaskHandle> handle = SubmitCounted(work, options, done);
-    if (handle.ok() || !MayFitElsewhere(handle.status())) return handle;
-  }
-  return SubmitCounted(work, options, std::move(done));
-}
-
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* work,
-                                                        const SubmitOptions& options,
-                                                        TaskDone done) {
-  StagingPool& memory = staging();
-  AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(memory));
-  work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
-  if (partition.reassembler == nullptr)
-    return SubmitCounted(&partition.parts[0], options, std::move(done));
-  const auto request =
-      std::make_shared<PartitionedRequest>(&memory, &*pool_, &partition, std::move(done));
-  for (size_t i = 0; i < partition.parts.size(); ++i) {
-    absl::StatusOr<TaskHandle> handle =
-        SubmitCounted(&partition.parts[i], options, request->MakeCallback(i));
-    if (!handle.ok()) {
-      request->Abandon();
-      return handle.status();
-    }
-    request->AddHandle(*std::move(handle));
-  }
-  return TaskHandle([weak = std::weak_ptr<PartitionedRequest>(request)] {
-    if (const auto alive = weak.lock()) alive->Cancel();
-  });
-}
-
-absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> RoutingEngine::Prepare(
-    const HostWeight& weight, const Device* device) {
-  if (device != nullptr) return FindMember(device).engine->Prepare(weight);
-  struct Candidate {
-    Member* member;
-    int64_t outstanding, free;
-  };
-  std::vector<Candidate> candidates;
-  for (const auto& member : members_) {
-    if (!member->healthy()) continue;
-    candidates.push_back({member.get(), member->outstanding, member->engine->device().FreeBytes()});
-  }
-  if (candidates.empty()) return absl::FailedPreconditionError("every device has failed");
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.outstanding, -a.free) < std::pair(b.outstanding, -b.free);
-  });
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> placed;
-  for (const Candidate& candidate : candidates) {
-    placed = candidate.member->engine->Prepare(weight);
-    if (placed.ok() || !MayFitElsewhere(placed.status())) break;
-  }
-  return placed;
-}
 
 }  // namespace
 

@@ -68,13 +68,13 @@ void StatisticsRecorder::RecordBatch(const batching::Batch& batch, absl::Time st
   auto it = kernels_.find(report.kernel);
   if (it == kernels_.end()) {
     const std::string name = kernels_.size() < kMaxKernels ? report.kernel : "other";
-    it = kernels_.emplace(name, KernelStatistics{.kernel = name}).first;
+    it = kernels_.emplace(name, obs::KernelStats{.kernel = name}).first;
   }
   ++it->second.batches;
-  it->second.compute_us += report.compute_us;
+  it->second.compute += absl::Microseconds(report.compute_us);
 }
 
-void StatisticsRecorder::FillStats(EngineStats* out) const {
+void StatisticsRecorder::FillStats(obs::DeviceStats* out) const {
   out->batch_tokens = batch_tokens_.data();
   out->batch_requests = batch_requests_.data();
   out->compute_ns = compute_ns_.data();

@@ -2,11 +2,12 @@
 #include "server/engine/threshold_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <memory>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
@@ -51,17 +52,13 @@ absl::StatusOr<absl::Duration> MeasureProduct(const DeviceWeight& weight, const 
   args.workspace = buffers.workspace.data();
   absl::Duration least = absl::InfiniteDuration();
   for (int run = 0; run <= kRuns; ++run) {
-    const absl::Time start = absl::Now();
+    const auto start = std::chrono::steady_clock::now();
     AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, buffers.stream->view()));
     AWQD_RETURN_IF_ERROR(buffers.stream->Synchronize());
-    if (run > 0) least = std::min(least, absl::Now() - start);
+    if (run > 0)
+      least = std::min(least, absl::FromChrono(std::chrono::steady_clock::now() - start));
   }
   return least;
-}
-
-bool HasPath(const WeightPlan& plan, Path path) {
-  return std::any_of(plan.matmul.begin(), plan.matmul.end(),
-                     [path](const PlanEntry& entry) { return entry.path == path; });
 }
 
 }  // namespace
@@ -88,7 +85,8 @@ absl::Status ThresholdTable::MeasureThreshold(const DeviceWeight& weight) {
     if (measured_.contains(key)) return absl::OkStatus();
   }
   int64_t threshold = kNever;
-  if (HasPath(weight.plan, Path::kDequantize)) {
+  if (absl::c_any_of(weight.plan.matmul,
+                     [](const PlanEntry& entry) { return entry.path == Path::kDequantize; })) {
     AWQD_ASSIGN_OR_RETURN(const Buffers buffers, AllocateBuffers(weight, *device_));
     // Decoding once pays more the more tokens share it, so the answers are ordered: no's, then
     // yes's.

@@ -15,16 +15,9 @@
 
 namespace awqd::engine {
 
-// The path of a product by the number of tokens in its batch: fused below the threshold, dequantize
-// from it on. Then decoding the weight once and multiplying it by a dense product is cheaper than
-// decoding it again for every tile of tokens. The default of 256 is vLLM's
-// (AWQLinearMethod.apply, vllm PR #2566).
-struct TokenPolicy {
-  int64_t threshold = 256;  // 0: always dequantize
-
-  constexpr bool UseFused(int64_t tokens) const { return tokens < threshold; }
-};
-
+// A product is fused below the threshold. From it on, decoding the weight once and multiplying it by
+// a dense product is cheaper than decoding it again for every tile of tokens. 0: never fused.
+//
 // Thread-safe. Entries are kept by scheme and shape for the life of the process, so that a second
 // weight or a reload of the same shape measures nothing.
 class ThresholdTable {
@@ -35,7 +28,8 @@ class ThresholdTable {
   // any count, or as fast (KernelRow::replaces_dense). Nothing is measured, so runs on equal
   // devices agree.
   static constexpr int64_t kByKernel = -2;
-  // vLLM's count; also what weights that were never measured get under kAuto.
+  // vLLM's count (AWQLinearMethod.apply, vllm PR #2566); also what weights that were never measured
+  // get under kAuto.
   static constexpr int64_t kDefault = 256;
   // No batch is that large: the weight is never decoded first, unless a request asks for it.
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();

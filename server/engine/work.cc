@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 #include <typeinfo>
-#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
@@ -16,13 +16,17 @@
 
 namespace awqd::engine {
 
-WorkPartition::WorkPartition() = default;
-WorkPartition::~WorkPartition() = default;
-WorkPartition::WorkPartition(WorkPartition&&) noexcept = default;
-
 batching::BatchKey Work::key() const {
   batching::BatchKey key = merge_key();
   key.kind = &typeid(*this);
+  return key;
+}
+
+batching::RunKey Work::run_key() const {
+  batching::RunKey key = {.operation = &typeid(*this)};
+  if (weights().empty()) return key;
+  const DeviceWeight& weight = *weights().front()->parts[part].weight;
+  key.shape = absl::HashOf(weight.shape.k, weight.shape.n, weight.shape.scheme.bits, weight.layout);
   return key;
 }
 
@@ -45,7 +49,7 @@ WorkPartition PartitionColumns(
   const int64_t row_bytes = (wanted.end - wanted.begin) * element_bytes;
   WorkPartition out;
   out.bytes = rows * row_bytes;
-  std::vector<BlockReassembler::Block> blocks;
+  std::vector<ResultBlock> blocks;
   const auto add = [&](size_t part, model::ColumnSpan columns) {
     out.parts.push_back(make(part, columns));
     out.parts.back()->part = part;
@@ -62,21 +66,7 @@ WorkPartition PartitionColumns(
   // No columns at all still get an answer.
   if (out.parts.empty()) add(0, {0, 0});
   if (out.parts.size() > 1) {
-    out.reassembler = std::make_unique<BlockReassembler>(row_bytes, std::move(blocks));
-  }
-  return out;
-}
-
-WorkPartition PartitionRows(int64_t rows, int64_t row_bytes, std::vector<RowsPart> parts) {
-  WorkPartition out;
-  out.bytes = rows * row_bytes;
-  std::vector<BlockReassembler::Block> blocks;
-  for (RowsPart& part : parts) {
-    blocks.push_back({.row_begin = part.row_begin, .rows = part.rows, .row_bytes = row_bytes});
-    out.parts.push_back(std::move(part.work));
-  }
-  if (out.parts.size() > 1) {
-    out.reassembler = std::make_unique<BlockReassembler>(row_bytes, std::move(blocks));
+    out.reassembler = ReassembleBlocks(row_bytes, std::move(blocks));
   }
   return out;
 }
@@ -91,7 +81,7 @@ absl::StatusOr<WorkPartition> PartitionPartialSums(
     part->part = i;
     out.parts.push_back(std::move(part));
   }
-  out.reassembler = std::make_unique<PartialSumReassembler>(reduction, parts);
+  out.reassembler = ReassemblePartialSums(reduction, parts);
   return out;
 }
 
@@ -116,8 +106,7 @@ int64_t CostOfMultiplications(double multiplications) {
 
 void AddName(absl::string_view name, std::string* list) {
   if (name.empty() || name == *list) return;
-  const std::vector<absl::string_view> known = absl::StrSplit(*list, ',');
-  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  if (absl::c_linear_search(absl::StrSplit(*list, ','), name)) return;
   absl::StrAppend(list, list->empty() ? "" : ",", name);
 }
 

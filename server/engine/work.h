@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
@@ -30,9 +29,9 @@ struct KernelRow;
 namespace awqd::engine {
 
 class Lane;
-class Reassembler;
-struct Reduction;
+class ThreadPool;
 class Work;
+struct Reduction;
 
 // Describes the run of a request, for the response's Execution.
 struct ExecutionReport {
@@ -61,12 +60,22 @@ void AddName(absl::string_view name, std::string* list);
 using TaskDone =
     std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
 
+// Puts the results of parts together. Threads that bring results call it; its scheme of the
+// parts does not change.
+class Reassembler {
+ public:
+  virtual ~Reassembler() = default;
+
+  // Part `part` has ended with `rows`. Called once for each part, perhaps at the same time for
+  // several. Returns how many bytes it copied to `result`, the memory of the whole.
+  virtual int64_t AddPart(size_t part, Payload rows, char* result) = 0;
+
+  // Every part has ended. Long work is shared with the threads of `pool`.
+  virtual void Finish(char* /*result*/, ThreadPool& /*pool*/) {}
+};
+
 // A work partitioned among devices: one part for each, and how their results become the whole one.
 struct WorkPartition {
-  WorkPartition();
-  ~WorkPartition();
-  WorkPartition(WorkPartition&&) noexcept;
-
   absl::InlinedVector<std::unique_ptr<Work>, 8> parts;
   int64_t bytes = 0;                         // of the whole result
   std::unique_ptr<Reassembler> reassembler;  // null: there is one part; its result is the whole one
@@ -86,15 +95,6 @@ struct ColumnResult {
 WorkPartition PartitionColumns(
     const ColumnResult& result,
     absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make);
-
-// The part of a work that computes some rows of a result, in whole rows of the result.
-struct RowsPart {
-  std::unique_ptr<Work> work;
-  int64_t row_begin = 0, rows = 0;
-};
-
-// Partitions a result of `rows` rows of `row_bytes` by rows. One part or more.
-WorkPartition PartitionRows(int64_t rows, int64_t row_bytes, std::vector<RowsPart> parts);
 
 // Partitions a work into `parts` works that each compute partial sums of all of the result (tensor
 // parallel at the rows of a weight). `make` makes part `part`.
@@ -127,10 +127,6 @@ class Work : public batching::Task {
 
   virtual int64_t result_bytes() const = 0;
 
-  // Rows of the result, which count as load of its device until it is answered. The device with the
-  // least load is given the next work.
-  virtual int64_t load() const { return tokens(); }
-
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }
 
@@ -157,6 +153,8 @@ class Work : public batching::Task {
   const Device* device() const { return weights().front()->parts[part].weight->device; }
 
   batching::BatchKey key() const final;
+  // The operation and the shape of its first weight.
+  batching::RunKey run_key() const final;
   void Fail(const absl::Status& status) final { done(status, Payload(), ExecutionReport()); }
   void Complete(const absl::Status& status, Payload result, const ExecutionReport& report) {
     FreeInputs();

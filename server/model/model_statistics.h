@@ -89,6 +89,10 @@ struct ModelStatistics {
   // Requests that reached the engine, and their time from the first parsed byte to the answer.
   std::atomic<int64_t> succeeded{0}, succeeded_ns{0};
   std::atomic<int64_t> refused{0}, refused_ns{0};  // or withdrawn, or failed
+  // The same requests, counted when their answers were sent.
+  std::atomic<int64_t> in_time{0};  // the client was there to read a result
+  std::atomic<int64_t> lost{0};     // computed, but the client was gone, or its deadline passed
+  std::atomic<int64_t> not_computed{0};  // refused, expired, withdrawn, or failed
 };
 
 }  // namespace awqd::model

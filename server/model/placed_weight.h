@@ -1,8 +1,10 @@
 // PlacedWeight: a weight as it is served: whole on one device or on several, or partitioned by
-// columns or rows among them (tensor parallel).
+// columns or rows among them (tensor parallel). WeightStack: the experts of one projection of a
+// mixture of experts, as one thing to multiply by.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/checkpoint/experts.h"
 #include "kernels/weight.h"
 #include "server/model/model_statistics.h"
 
@@ -52,7 +55,12 @@ struct PlacedWeight {
     return parts.front().weight->shape.n != shape.n || partitioned_at_rows();
   }
   bool partitioned_at_rows() const { return parts.front().weight->shape.k != shape.k; }
-  int64_t bytes() const;        // on all devices
+  // On all devices.
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const WeightPart& part : parts) bytes += part.weight->bytes();
+    return bytes;
+  }
   std::string devices() const;  // "cuda:0,cuda:1"
 };
 
@@ -111,6 +119,9 @@ absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
                                                      absl::Span<Device* const> devices,
                                                      Placing placing);
 
+// The bytes of a weight's parts on the host, whether its codes are there or not.
+int64_t HostBytes(const HostWeight& weight);
+
 // An upper bound of the bytes of a whole weight, which may lack its codes, on such a device. Fails
 // as PreparedBytes.
 absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device);
@@ -121,5 +132,49 @@ absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 Placing placing);
+
+// The place of an expert in an expert-parallel stack.
+struct ExpertPlace {
+  size_t shard = 0;    // among WeightStack::shards
+  int32_t number = 0;  // in that shard
+
+  friend bool operator==(const ExpertPlace&, const ExpertPlace&) = default;
+};
+
+// One or more experts, by number. Alike: same K, N and scheme, all with a bias or all without,
+// the same columns or rows on the same devices, or expert parallel: each whole on one device. Scale
+// octaves may differ, and with them the layouts. Immutable once made; shares its experts with the
+// model that they are weights of.
+struct WeightStack {
+  std::string path;  // "model.layers.0.mlp.experts.*.up_proj"; empty for a stack of one
+  std::vector<std::shared_ptr<const PlacedWeight>> experts;
+  // Only for an expert-parallel stack: the experts of each device as a stack of their own, and the
+  // place of each expert. Else both are empty.
+  std::vector<std::shared_ptr<const WeightStack>> shards;
+  std::vector<ExpertPlace> places;
+
+  // The shape of every expert. Its scale_octaves are those of the first expert.
+  const WeightShape& shape() const { return experts.front()->shape; }
+  bool has_bias() const { return experts.front()->has_bias; }
+  bool partitioned() const { return experts.front()->partitioned(); }
+  bool expert_parallel() const { return !shards.empty(); }
+  // The bytes of all, on all devices.
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const auto& expert : experts) bytes += expert->bytes();
+    return bytes;
+  }
+  std::string devices() const;  // "cuda:0,cuda:1"
+};
+
+// The stack of these weights in the order of their numbers; `expert_parallel`: each on one device,
+// which may differ. FAILED_PRECONDITION naming the stack and the lowest number that is missing, or
+// the first expert that differs from the lowest one, in what, got and expected.
+absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(
+    std::string path, const std::map<int64_t, std::shared_ptr<const PlacedWeight>>& experts,
+    bool expert_parallel = false);
+
+// A weight as a stack of its own, for operations that take either.
+std::shared_ptr<const WeightStack> StackOfOne(std::shared_ptr<const PlacedWeight> weight);
 
 }  // namespace awqd::model

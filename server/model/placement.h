@@ -1,12 +1,17 @@
-// Placement: which devices take each weight of a model, and how the weight lies on them.
+// Placement: which devices take each weight of a model, and how the weight lies on them; MemoryPlan:
+// the memory that a load will take on each device and on the host, before it is allocated.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/checkpoint/checkpoint.h"
@@ -25,6 +30,8 @@ struct LoadTarget {
   // Linears that are read and decoded at a time, where the host has room for more than one. With
   // two, one is packed while the other is read; with more, memory would be taken for little.
   int readers = 2;
+  // Whether a load fails where a quantised linear cannot be read. Else the others are served.
+  bool require_all = false;
 
   // Whether the devices need room for the model together, not each for all of it.
   bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }
@@ -49,5 +56,41 @@ struct Place {
 // The place of the weight `path`, one of `paths`. Expert e of every stack goes to the same device,
 // so that its projections are together.
 Place ChoosePlace(absl::string_view path, const Paths& paths, const LoadTarget& target);
+
+struct MemoryPlan {
+  // The exact bytes that all weights will take on each device.
+  std::map<const Device*, int64_t> weights;
+  // Linears to read at a time: those of the target, or one where there is no room for more.
+  int readers = 1;
+  // The most host memory at a time beside the weights: the tensors of so many linears as they are
+  // in the file, decoded, and packed for a device that the host does not address. An upper bound:
+  // what small buffers take is not counted.
+  int64_t working = 0;
+  // The most that weights and that memory take together of a device that the host addresses.
+  std::map<const Device*, int64_t> peak;
+  // The linears that cannot be decoded, as far as their small tensors show it, or that no kernel
+  // takes. They count nowhere above.
+  UnservedLinears unserved;
+  Remarks remarks;        // on the linears that were described
+  int64_t host_peak = 0;  // host memory: `working`, and weights on devices that the host addresses
+
+  int64_t device_bytes() const;  // on all devices
+  std::string ToString() const;  // "918.0 KiB on cpu and 1.2 MiB of host memory while it loads"
+};
+
+// The limits of such devices count memory beside the weights only above this size.
+inline constexpr int64_t kFreeWorkingBytes = int64_t{256} << 20;
+
+// Reads headers and the small tensors of every linear, one after the other; the whole linear where
+// its scales lie among its codes and its layout depends on them. RESOURCE_EXHAUSTED when it does
+// not fit into what is free now, naming the device or the host, needed and free. UNAVAILABLE once
+// `cancelled`. Where no linear can be decoded, the error of the first.
+absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
+                                    const std::atomic<bool>& cancelled);
+
+// Whether an error of reading one linear leaves the others as they are.
+inline bool ConcernsOneLinear(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
+}
 
 }  // namespace awqd::model

@@ -2,11 +2,9 @@
 #include "server/obs/call_recorder.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "server/obs/logging.h"
 
 namespace awqd::obs {
 namespace {
@@ -23,34 +21,21 @@ absl::string_view LongestStep(const CallRecord& record) {
 
 AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code,
                                  absl::Duration waited, absl::Time now) {
-  const bool probe = absl::StartsWith(method, "grpc.health.v1.Health/");
+  const AccessLogMode mode = options_.mode;
   Line out = {.slow = waited > absl::ZeroDuration() && waited >= options_.slow};
   const bool answered = code == absl::StatusCode::kOk || code == absl::StatusCode::kCancelled;
-  const Kind kind = out.slow ? kSlow : code != absl::StatusCode::kOk ? kFailed : kGood;
-  switch (options_.mode) {
-    case AccessLogMode::kOff:
-      return out;
-    case AccessLogMode::kAll:
-      out.wanted = true;
-      return out;
-    case AccessLogMode::kSlow:
-      if (!out.slow) return out;
-      break;
-    case AccessLogMode::kSampled:
-      if (probe && answered) return out;
-      break;
-  }
-  const int64_t second = absl::ToUnixSeconds(now);
-  MutexLock lock(&mu_);
-  Budget& budget = budgets_[kind];
-  if (budget.second != second) budget = {.second = second, .skipped = budget.skipped};
-  out.wanted = budget.lines < options_.lines_per_s;
-  if (!out.wanted) {
-    ++budget.skipped;
+  const bool probe = answered && absl::StartsWith(method, "grpc.health.v1.Health/");
+  out.wanted = mode == AccessLogMode::kAll;
+  if (out.wanted || mode == AccessLogMode::kOff || (mode == AccessLogMode::kSlow && !out.slow) ||
+      (mode == AccessLogMode::kSampled && probe)) {
     return out;
   }
-  ++budget.lines;
-  out.skipped = std::exchange(budget.skipped, 0);
+  const absl::string_view kind = out.slow                        ? "slow"
+                                 : code != absl::StatusCode::kOk ? "failed"
+                                                                 : "good";
+  const LogLimit::Verdict verdict = limit_.CountLine(kind, now);
+  out.wanted = verdict.log;
+  out.skipped = verdict.left_out;
   return out;
 }
 
@@ -74,7 +59,7 @@ void AccessLog::Write(const CallRecord& record, const Line& line) const {
   if (line.slow) fields.push_back({"step", LongestStep(record)});
   if (line.skipped > 0) fields.push_back({"skipped", line.skipped});
   LogEvent(line.slow ? LogLevel::kWarning : LogLevel::kInfo, line.slow ? "slow call" : "call",
-           absl::MakeConstSpan(fields));
+           fields);
 }
 
 }  // namespace awqd::obs

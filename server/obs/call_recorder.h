@@ -5,13 +5,12 @@
 #include <memory>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
+#include "server/obs/logging.h"
 #include "server/obs/tracer.h"
 
 namespace awqd::obs {
@@ -35,7 +34,8 @@ struct AccessLogOptions {
 // Chooses the calls that have a line in the log, and writes these lines. Thread-safe.
 class AccessLog {
  public:
-  explicit AccessLog(const AccessLogOptions& options) : options_(options) {}
+  explicit AccessLog(const AccessLogOptions& options)
+      : options_(options), limit_(options.lines_per_s, absl::Seconds(1), /*keys=*/3) {}
 
   struct Line {
     bool wanted = false;
@@ -50,16 +50,8 @@ class AccessLog {
   void Write(const CallRecord& record, const Line& line) const;
 
  private:
-  enum Kind { kGood, kFailed, kSlow, kKinds };
-  struct Budget {
-    int64_t second = 0;  // since 1970
-    int64_t lines = 0;   // in it
-    int64_t skipped = 0;
-  };
-
   const AccessLogOptions options_;
-  Mutex mu_;
-  Budget budgets_[kKinds] ABSL_GUARDED_BY(mu_);
+  LogLimit limit_;  // by kind
 };
 
 // Logs and traces calls. Thread-safe; never waits for a disk or a network.

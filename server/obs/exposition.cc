@@ -1,17 +1,37 @@
 // Renders a snapshot as Prometheus's text, with prometheus-cpp, and as the page's JSON.
-#include "server/obs/exposition.h"
-
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <sstream>
+#include <tuple>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 #include "prometheus/metric_family.h"
 #include "prometheus/text_serializer.h"
+#include "server/obs/snapshot.h"
 
 namespace awqd::obs {
+
+using nlohmann::json;
+
+// Make these objects with these members. JSON has no NaN: it becomes null.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Quantile, ms, sign)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceStats, id, name, healthy, memory_bytes, free_bytes,
+                                   used_bytes, weights_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelStats, name, state, message, loaded_share, format, version,
+                                   weights, unserved_weights, requests, failed, tokens, in_time,
+                                   lost, not_computed, kernels)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TimeSeriesPoint, requests_per_s, tokens_per_s, failed_per_s,
+                                   in_time_per_s, lost_per_s, refused_per_s, p50, p99, batch_tokens,
+                                   queue_ms, queued, in_flight_bytes, resident_bytes, device_bytes)
+
 namespace {
 
 using Labels = std::vector<std::pair<absl::string_view, absl::string_view>>;
@@ -20,6 +40,29 @@ constexpr double kNano = 1e-9;
 
 std::string CodeName(int code) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+}
+
+// Rewrites the bounds of histograms as people type them. The library prints 16 digits, which show
+// how a fraction was rounded: 0.0006000000000000001. No bound needs more than 15.
+std::string WithShortBounds(absl::string_view text) {
+  constexpr absl::string_view kLabel = "le=\"";
+  std::string out;
+  size_t copied = 0;
+  for (size_t label = text.find(kLabel); label != text.npos; label = text.find(kLabel, copied)) {
+    const size_t begin = label + kLabel.size();
+    const size_t end = text.find('"', begin);
+    const absl::string_view digits = text.substr(begin, end - begin);
+    absl::StrAppend(&out, text.substr(copied, begin - copied));
+    double bound = 0;
+    if (absl::SimpleAtod(digits, &bound) && std::isfinite(bound)) {
+      absl::StrAppendFormat(&out, "%.15g", bound);
+    } else {
+      absl::StrAppend(&out, digits);
+    }
+    copied = std::min(end, text.size());
+  }
+  absl::StrAppend(&out, text.substr(copied));
+  return out;
 }
 
 // A family of metrics; its series are shown in the order in which they are added.
@@ -31,20 +74,22 @@ class Family {
     family_.help = std::string(help);
   }
 
-  Family& AddSeries(const Labels& labels, double value) {
+  // Shows a number times `unit`. A duration is shown in seconds.
+  template <typename Number>
+  Family& AddSeries(const Labels& labels, Number number, double unit = 1) {
+    double value = 0;
+    if constexpr (std::is_same_v<Number, absl::Duration>) {
+      value = absl::ToDoubleSeconds(number);
+    } else {
+      value = static_cast<double>(number);
+    }
     prometheus::ClientMetric& metric = AddMetric(labels);
-    metric.counter.value = metric.gauge.value = value;  // the type selects one
+    metric.counter.value = metric.gauge.value = value * unit;  // the type selects one
     return *this;
-  }
-  Family& AddSeries(const Labels& labels, int64_t value) {
-    return AddSeries(labels, static_cast<double>(value));
-  }
-  Family& AddSeries(const Labels& labels, absl::Duration value) {
-    return AddSeries(labels, absl::ToDoubleSeconds(value));
   }
 
   // Shows values and bounds times `unit`. Data without counts are shown as counts of 0.
-  Family& AddSeries(const Labels& labels, const HistogramData& data, double unit) {
+  Family& AddSeries(const Labels& labels, const HistogramData& data, double unit = 1) {
     prometheus::ClientMetric::Histogram& out = AddMetric(labels).histogram;
     uint64_t below = 0;
     for (size_t i = 0; i < data.bounds.size(); ++i) {
@@ -81,109 +126,218 @@ Family Histograms(absl::string_view name, absl::string_view help) {
   return Family(prometheus::MetricType::Histogram, name, help);
 }
 
+Labels MakeLabels(const MethodStats& method) { return {{"grpc_method", method.method}}; }
+Labels MakeLabels(const DeviceStats& device) { return {{"device", device.id}}; }
+Labels MakeLabels(const ModelStats& model) { return {{"model", model.name}}; }
+
+// A method has series from its first call on: most methods are never called.
+bool HasSeries(const MethodStats& method) { return method.started > 0; }
+template <typename Item>
+bool HasSeries(const Item&) {
+  return true;
+}
+
 // Builds the families of a snapshot.
 class Exposition {
  public:
   explicit Exposition(const Snapshot& snapshot) : all_(snapshot) {
     ShowCalls();
-    ShowBatches();
-    ShowKernels();
-    ShowQueue();
+    ShowDevices();
     ShowRefusals();
     ShowModels();
-    ShowDevices();
+    ShowServer();
     ShowProcess();
   }
 
   std::string Text() const {
     std::ostringstream out;
     prometheus::TextSerializer().Serialize(out, families_);
-    return out.str();
+    return WithShortBounds(out.str());
   }
 
  private:
   void Show(Family family) { families_.push_back(family.Release()); }
 
-  // Shows a family with one series for each device.
-  void ShowByDevice(Family family, int64_t DeviceStats::*value) {
-    for (const DeviceStats& device : all_.devices) {
-      family.AddSeries({{"device", device.id}}, device.*value);
-    }
-    Show(std::move(family));
-  }
-  void ShowByDevice(Family family, HistogramData DeviceStats::*data, double unit) {
-    for (const DeviceStats& device : all_.devices) {
-      family.AddSeries({{"device", device.id}}, device.*data, unit);
+  // Shows a family with one series for each item: `field` is a member of it or a function of it.
+  template <typename Item, typename Field>
+  void ShowEach(Family family, const std::vector<Item>& items, Field field, double unit = 1) {
+    for (const Item& item : items) {
+      if (!HasSeries(item)) continue;
+      family.AddSeries(MakeLabels(item), std::invoke(field, item), unit);
     }
     Show(std::move(family));
   }
 
   void ShowCalls() {
-    Family started = Counter("grpc_server_call_started_total", "Calls that arrived.");
-    Family active = Gauge("awqd_calls_active", "Calls that have arrived and have not ended.");
+    const std::vector<MethodStats>& methods = all_.methods;
+    ShowEach(Counter("grpc_server_call_started_total", "Calls that arrived."), methods,
+             &MethodStats::started);
+    ShowEach(
+        Gauge("awqd_calls_active", "Calls that have arrived and have not ended."), methods,
+        [](const MethodStats& method) { return method.started - method.AllDurations().total(); });
     Family durations = Histograms("grpc_server_call_duration_seconds",
                                   "Time from the arrival of a call until its status was known.");
-    Family received = Histograms("grpc_server_call_rcvd_total_compressed_message_size_bytes",
-                                 "Bytes of the messages that a call received.");
-    Family sent = Histograms("grpc_server_call_sent_total_compressed_message_size_bytes",
-                             "Bytes of the messages that a call sent.");
-    for (const MethodStats& method : all_.methods) {
-      const Labels name = {{"grpc_method", method.method}};
-      int64_t ended = 0;
+    for (const MethodStats& method : methods) {
+      if (!HasSeries(method)) continue;
       for (int code = 0; code < MethodStats::kCodes; ++code) {
-        const int64_t calls = method.durations_ns[code].total();
-        ended += calls;
+        const HistogramData& calls = method.durations_ns[code];
         // Codes that no call ended with have no series: most of the 17 never occur.
-        if (calls == 0 && code != 0) continue;
+        if (calls.total() == 0 && code != 0) continue;
         durations.AddSeries({{"grpc_method", method.method}, {"grpc_status", CodeName(code)}},
-                            method.durations_ns[code], kNano);
+                            calls, kNano);
       }
-      started.AddSeries(name, method.started);
-      active.AddSeries(name, method.started - ended);
-      received.AddSeries(name, method.received_bytes, 1);
-      sent.AddSeries(name, method.sent_bytes, 1);
     }
-    for (Family* family : {&started, &active, &durations, &received, &sent}) {
-      Show(std::move(*family));
-    }
+    Show(std::move(durations));
+    ShowEach(Histograms("grpc_server_call_rcvd_total_compressed_message_size_bytes",
+                        "Bytes of the messages that a call received."),
+             methods, &MethodStats::received_bytes);
+    ShowEach(Histograms("grpc_server_call_sent_total_compressed_message_size_bytes",
+                        "Bytes of the messages that a call sent."),
+             methods, &MethodStats::sent_bytes);
   }
 
-  void ShowBatches() {
-    ShowByDevice(Histograms("awqd_queue_duration_seconds",
-                            "Time that a request waited in the queue of a device."),
-                 &DeviceStats::queue_ns, kNano);
-    ShowByDevice(Histograms("awqd_compute_duration_seconds",
-                            "Time that a device took for a batch, including copies."),
-                 &DeviceStats::compute_ns, kNano);
-    ShowByDevice(Histograms("awqd_batch_tokens", "Tokens in a batch."), &DeviceStats::batch_tokens,
-                 1);
-    ShowByDevice(Histograms("awqd_batch_requests", "Requests in a batch."),
-                 &DeviceStats::batch_requests, 1);
-    ShowByDevice(Counter("awqd_merged_requests_total",
-                         "Requests that ran in one batch with at least one other request."),
-                 &DeviceStats::merged_requests);
-    ShowByDevice(Counter("awqd_batches_failed_total", "Batches that failed on the device."),
-                 &DeviceStats::batches_failed);
-  }
-
-  void ShowKernels() {
+  void ShowDevices() {
+    const std::vector<DeviceStats>& devices = all_.devices;
+    ShowEach(Histograms("awqd_queue_duration_seconds",
+                        "Time that a request waited in the queue of a device."),
+             devices, &DeviceStats::queue_ns, kNano);
+    ShowEach(Histograms("awqd_compute_duration_seconds",
+                        "Time that a device took for a batch, including copies."),
+             devices, &DeviceStats::compute_ns, kNano);
+    ShowEach(Histograms("awqd_batch_tokens", "Tokens in a batch."), devices,
+             &DeviceStats::batch_tokens);
+    ShowEach(Histograms("awqd_batch_requests", "Requests in a batch."), devices,
+             &DeviceStats::batch_requests);
+    ShowEach(Counter("awqd_merged_requests_total",
+                     "Requests that ran in one batch with at least one other request."),
+             devices, &DeviceStats::merged_requests);
+    ShowEach(Counter("awqd_batches_failed_total", "Batches that failed on the device."), devices,
+             &DeviceStats::batches_failed);
+    ShowEach(Gauge("awqd_queued_requests", "Requests that wait for the device."), devices,
+             &DeviceStats::queued_requests);
+    ShowEach(Gauge("awqd_device_memory_bytes", "Memory of the device."), devices,
+             &DeviceStats::memory_bytes);
+    ShowEach(Gauge("awqd_device_memory_free_bytes",
+                   "Memory of the device that awqd may still allocate."),
+             devices, &DeviceStats::free_bytes);
+    ShowEach(Gauge("awqd_device_weights_bytes", "Weights of all models on the device."), devices,
+             &DeviceStats::weights_bytes);
+    ShowEach(Counter("awqd_staging_allocations_total",
+                     "Staging buffers that were allocated because no kept one fitted."),
+             devices, &DeviceStats::staging_misses);
+    ShowEach(Counter("awqd_staging_copied_bytes_total", "Payload bytes that the host copied."),
+             devices, &DeviceStats::staging_copied);
+    ShowEach(Gauge("awqd_device_faulted", "1 if the device has failed permanently."), devices,
+             [](const DeviceStats& device) { return int64_t{!device.healthy}; });
+    Family busy = Gauge("awqd_device_utilization_ratio",
+                        "Fraction of time in which the GPU ran kernels of any process.");
+    Family used =
+        Gauge("awqd_device_memory_used_bytes", "Memory of the GPU that all processes use.");
+    Family staging = Gauge("awqd_staging_bytes",
+                           "Host memory for payloads, by state: in use, or kept for reuse.");
     Family batches = Counter("awqd_kernel_batches_total", "Batches that ran these kernels.");
     Family time = Counter("awqd_kernel_compute_seconds_total",
                           "Compute time of the batches that ran these kernels.");
-    for (const DeviceStats& device : all_.devices) {
+    for (const DeviceStats& device : devices) {
+      if (device.gpu) {
+        busy.AddSeries(MakeLabels(device), device.gpu->utilization);
+        used.AddSeries(MakeLabels(device), device.gpu->memory_used_bytes);
+      }
+      staging.AddSeries({{"device", device.id}, {"state", "in_use"}}, device.staging_lent_bytes)
+          .AddSeries({{"device", device.id}, {"state", "kept"}}, device.staging_kept_bytes);
       for (const KernelStats& kernel : device.kernels) {
         const Labels labels = {{"device", device.id}, {"kernel", kernel.kernel}};
         batches.AddSeries(labels, kernel.batches);
         time.AddSeries(labels, kernel.compute);
       }
     }
-    Show(std::move(batches));
-    Show(std::move(time));
+    // Without NVML's statistics its two families are absent.
+    for (Family* family : {&busy, &used}) {
+      if (!family->empty()) Show(std::move(*family));
+    }
+    for (Family* family : {&staging, &batches, &time}) Show(std::move(*family));
   }
 
-  void ShowQueue() {
-    ShowByDevice(Gauge("awqd_queued_requests", "Requests that wait for the device."),
-                 &DeviceStats::queued_requests);
+  void ShowRefusals() {
+    int64_t full = 0, too_late = 0, too_long = 0, draining = 0, expired = 0, cancelled = 0;
+    for (const DeviceStats& device : all_.devices) {
+      full += device.queue_full;
+      too_late += device.queue_too_late;
+      too_long += device.queue_too_long;
+      draining += device.queue_draining;
+      expired += device.queue_expired;
+      cancelled += device.queue_cancelled;
+    }
+    Show(Counter("awqd_refused_requests_total", "Requests that were not computed, by reason.")
+             .AddSeries({{"reason", "queue_full"}}, full)
+             .AddSeries({{"reason", "queue_time"}}, too_long)
+             .AddSeries({{"reason", "deadline"}}, too_late)
+             .AddSeries({{"reason", "in_flight_bytes"}}, all_.in_flight_refused)
+             .AddSeries({{"reason", "draining"}}, draining + all_.rejected)
+             .AddSeries({{"reason", "deadline_in_queue"}}, expired)
+             .AddSeries({{"reason", "cancelled_in_queue"}}, cancelled));
+  }
+
+  void ShowModels() {
+    ShowEach(Counter("awqd_model_requests_total", "Requests of the model that were computed."),
+             all_.models, &ModelStats::requests);
+    ShowEach(
+        Counter("awqd_model_requests_failed_total", "Requests of the model whose batch failed."),
+        all_.models, &ModelStats::failed);
+    ShowEach(Counter("awqd_model_tokens_total", "Tokens computed for the model."), all_.models,
+             &ModelStats::tokens);
+    ShowEach(Counter("awqd_model_queue_seconds_total",
+                     "Time that requests of the model waited in queues."),
+             all_.models, &ModelStats::queue);
+    Family outcomes =
+        Counter("awqd_model_outcomes_total",
+                "Requests of the model, by outcome: in_time, a client got the result; lost, "
+                "computed for a client that was gone or whose deadline had passed; not_computed, "
+                "refused, expired or failed.");
+    for (const ModelStats& model : all_.models) {
+      outcomes.AddSeries({{"model", model.name}, {"outcome", "in_time"}}, model.in_time)
+          .AddSeries({{"model", model.name}, {"outcome", "lost"}}, model.lost)
+          .AddSeries({{"model", model.name}, {"outcome", "not_computed"}}, model.not_computed);
+    }
+    Show(std::move(outcomes));
+    Family bytes = Gauge("awqd_model_weights_bytes", "Bytes of the model's weights on the device.");
+    Family unserved = Gauge("awqd_model_unserved_weights",
+                            "Quantised weights of the model's checkpoint that are not served.");
+    for (const ModelStats& model : all_.models) {
+      unserved.AddSeries({{"model", model.name}}, model.unserved_weights);
+      for (const auto& [device, held] : model.bytes) {
+        bytes.AddSeries({{"model", model.name}, {"device", device}}, held);
+      }
+    }
+    Show(std::move(bytes));
+    Show(std::move(unserved));
+    Show(Histograms("awqd_model_load_duration_seconds", "Time that a load took, by its outcome.")
+             .AddSeries({{"outcome", "ok"}}, all_.loads_ns, kNano)
+             .AddSeries({{"outcome", "failed"}}, all_.failed_loads_ns, kNano));
+    ShowModelStates();
+    Show(Gauge("awqd_ready",
+               "1 if every model that was requested at start is served, or was since unloaded or "
+               "removed, and the server is not stopping.")
+             .AddSeries({}, int64_t{all_.serving && !all_.start_models_failed}));
+  }
+
+  void ShowModelStates() {
+    const auto count = [](const std::vector<ModelStats>& models, absl::string_view state) {
+      return std::count_if(models.begin(), models.end(),
+                           [&](const ModelStats& model) { return model.state == state; });
+    };
+    Family states = Gauge("awqd_models",
+                          "Models by state; failed: not served, or without some of its weights "
+                          "because a device failed.");
+    for (const char* state : {"ready", "loading", "failed"}) {
+      states.AddSeries({{"state", state}},
+                       count(all_.models, state) + count(all_.failed_models, state));
+    }
+    states.AddSeries({{"state", "unloaded"}}, all_.unloaded_models);
+    Show(std::move(states));
+  }
+
+  void ShowServer() {
     Show(
         Gauge("awqd_queue_limit_requests", "Largest number of requests that may wait for a device.")
             .AddSeries({}, all_.queue_limit_requests));
@@ -192,106 +346,23 @@ class Exposition {
     Show(Gauge("awqd_in_flight_limit_bytes",
                "Largest number of bytes that may be in flight; 0: no limit.")
              .AddSeries({}, all_.in_flight_limit_bytes));
-  }
-
-  void ShowRefusals() {
-    int64_t full = 0, draining = 0, expired = 0, cancelled = 0;
-    for (const DeviceStats& device : all_.devices) {
-      full += device.queue_full;
-      draining += device.queue_draining;
-      expired += device.queue_expired;
-      cancelled += device.queue_cancelled;
-    }
-    Show(Counter("awqd_refused_requests_total", "Requests that were not computed, by reason.")
-             .AddSeries({{"reason", "queue_full"}}, full)
-             .AddSeries({{"reason", "in_flight_bytes"}}, all_.in_flight_refused)
-             .AddSeries({{"reason", "draining"}}, draining + all_.turned_away)
-             .AddSeries({{"reason", "deadline_in_queue"}}, expired)
-             .AddSeries({{"reason", "cancelled_in_queue"}}, cancelled));
-  }
-
-  void ShowModels() {
-    Family requests =
-        Counter("awqd_model_requests_total", "Requests of the model that were computed.");
-    Family failed =
-        Counter("awqd_model_requests_failed_total", "Requests of the model whose batch failed.");
-    Family tokens = Counter("awqd_model_tokens_total", "Tokens computed for the model.");
-    Family queue = Counter("awqd_model_queue_seconds_total",
-                           "Time that requests of the model waited in queues.");
-    Family bytes = Gauge("awqd_model_weights_bytes", "Bytes of the model's weights on the device.");
-    for (const ModelStats& model : all_.models) {
-      const Labels name = {{"model", model.name}};
-      requests.AddSeries(name, model.requests);
-      failed.AddSeries(name, model.failed);
-      tokens.AddSeries(name, model.tokens);
-      queue.AddSeries(name, model.queue);
-      for (const auto& [device, held] : model.bytes) {
-        bytes.AddSeries({{"model", model.name}, {"device", device}}, held);
-      }
-    }
-    for (Family* family : {&requests, &failed, &tokens, &queue, &bytes}) Show(std::move(*family));
-    Show(Histograms("awqd_model_load_duration_seconds", "Time that a load took, by its outcome.")
-             .AddSeries({{"outcome", "ok"}}, all_.loads_ns, kNano)
-             .AddSeries({{"outcome", "failed"}}, all_.failed_loads_ns, kNano));
-    Show(Gauge("awqd_ready", "1 if every model that was requested at start is served.")
-             .AddSeries({}, int64_t{all_.serving}));
-  }
-
-  void ShowDevices() {
-    ShowByDevice(Gauge("awqd_device_memory_bytes", "Memory of the device."),
-                 &DeviceStats::memory_bytes);
-    ShowByDevice(Gauge("awqd_device_memory_free_bytes",
-                       "Memory of the device that awqd may still allocate."),
-                 &DeviceStats::free_bytes);
-    ShowByDevice(Gauge("awqd_device_weights_bytes", "Weights of all models on the device."),
-                 &DeviceStats::weights_bytes);
-    Family faulted = Gauge("awqd_device_faulted", "1 if the device has failed permanently.");
-    Family busy = Gauge("awqd_device_utilization_ratio",
-                        "Fraction of time in which the GPU ran kernels of any process.");
-    Family used =
-        Gauge("awqd_device_memory_used_bytes", "Memory of the GPU that all processes use.");
-    Family staging = Gauge("awqd_staging_bytes",
-                           "Host memory for payloads, by state: in use, or kept for reuse.");
-    for (const DeviceStats& device : all_.devices) {
-      const Labels name = {{"device", device.id}};
-      faulted.AddSeries(name, int64_t{!device.healthy});
-      if (device.gpu) {
-        busy.AddSeries(name, device.gpu->utilization);
-        used.AddSeries(name, device.gpu->memory_used_bytes);
-      }
-      staging.AddSeries({{"device", device.id}, {"state", "in_use"}}, device.staging_lent_bytes)
-          .AddSeries({{"device", device.id}, {"state", "kept"}}, device.staging_kept_bytes);
-    }
-    Show(std::move(faulted));
-    // Without NVML's statistics these two families are absent.
-    if (!busy.empty()) Show(std::move(busy));
-    if (!used.empty()) Show(std::move(used));
-    Show(std::move(staging));
-    ShowByDevice(Counter("awqd_staging_allocations_total",
-                         "Staging buffers that were allocated because no kept one fitted."),
-                 &DeviceStats::staging_misses);
-    ShowByDevice(Counter("awqd_staging_copied_bytes_total", "Payload bytes that the host copied."),
-                 &DeviceStats::staging_copied);
-  }
-
-  void ShowProcess() {
-    const ProcessStats& process = all_.process;
-    Show(Counter("process_cpu_seconds_total", "CPU time of the process.")
-             .AddSeries({}, process.cpu));
-    Show(Gauge("process_resident_memory_bytes", "Resident memory.")
-             .AddSeries({}, process.resident_bytes));
-    Show(Gauge("process_virtual_memory_bytes", "Virtual memory.")
-             .AddSeries({}, process.virtual_bytes));
-    Show(Gauge("process_open_fds", "Open file descriptors.").AddSeries({}, process.open_fds));
-    Show(Gauge("process_max_fds", "Largest number of open file descriptors.")
-             .AddSeries({}, process.max_fds));
-    Show(Gauge("process_threads", "Threads.").AddSeries({}, process.threads));
-    Show(Gauge("process_start_time_seconds", "Start time of the process, since 1970.")
-             .AddSeries({}, process.started - absl::UnixEpoch()));
     Show(Gauge("awqd_loop_longest_hold_seconds",
                "Longest time in the last minute that one event held a completion-queue thread.")
              .AddSeries({{"clock", "wall"}}, all_.loop_hold_wall)
              .AddSeries({{"clock", "processor"}}, all_.loop_hold_processor));
+    Family connections =
+        Counter("awqd_connections_refused_total", "Connections that were refused, by reason.");
+    for (const auto& [reason, count] : all_.refused_connections) {
+      connections.AddSeries({{"reason", reason}}, count);
+    }
+    Show(std::move(connections));
+    Family expiry = Gauge("awqd_tls_certificate_expiry_timestamp_seconds",
+                          "Time since 1970 at which the server's certificate, or one of its "
+                          "intermediate certificates, expires.");
+    if (all_.certificate_expiry) {
+      expiry.AddSeries({}, *all_.certificate_expiry - absl::UnixEpoch());
+      Show(std::move(expiry));
+    }
     Show(Counter("awqd_trace_spans_total", "Spans of traces, exported or dropped.")
              .AddSeries({{"outcome", "exported"}}, all_.exported_spans)
              .AddSeries({{"outcome", "dropped"}}, all_.dropped_spans));
@@ -299,78 +370,61 @@ class Exposition {
              .AddSeries({{"version", all_.version}}, int64_t{1}));
   }
 
+  void ShowProcess() {
+    const ProcessStats& process = all_.process;
+    Show(Counter("process_cpu_seconds_total", "CPU time of the process.")
+             .AddSeries({}, process.cpu));
+    Show(Gauge("process_start_time_seconds", "Start time of the process, since 1970.")
+             .AddSeries({}, process.started - absl::UnixEpoch()));
+    const std::tuple<const char*, const char*, int64_t> gauges[] = {
+        {"process_resident_memory_bytes", "Resident memory.", process.resident_bytes},
+        {"process_virtual_memory_bytes", "Virtual memory.", process.virtual_bytes},
+        {"process_open_fds", "Open file descriptors.", process.open_fds},
+        {"process_max_fds", "Largest number of open file descriptors.", process.max_fds},
+        {"process_threads", "Threads.", process.threads},
+    };
+    for (const auto& [name, help, value] : gauges) Show(Gauge(name, help).AddSeries({}, value));
+  }
+
   const Snapshot& all_;
   std::vector<prometheus::MetricFamily> families_;
 };
 
-using nlohmann::json;
-
 json ModelJson(const ModelStats& model) {
-  json bytes = json::object();
-  for (const auto& [device, held] : model.bytes) bytes[device] = held;
-  return {{"name", model.name},
-          {"state", model.state},
-          {"loaded_share", model.loaded_share},
-          {"format", model.format},
-          {"version", model.version},
-          {"weights", model.weights},
-          {"requests", model.requests},
-          {"failed", model.failed},
-          {"tokens", model.tokens},
-          {"bytes", bytes},
-          {"kernels", model.kernels}};
+  json out = model;
+  out["bytes"] = json::object();
+  for (const auto& [device, held] : model.bytes) out["bytes"][device] = held;
+  return out;
 }
 
 json DeviceJson(const DeviceStats& device) {
-  json kernels = json::array();
+  json out = device;
+  out["staging_bytes"] = device.staging_lent_bytes + device.staging_kept_bytes;
+  out["queued"] = device.queued_requests;
+  out["batches"] = device.batch_tokens.total();
+  out["tokens"] = device.batch_tokens.sum;
+  out["requests"] = device.batch_requests.sum;
+  out["kernels"] = json::array();
   for (const KernelStats& kernel : device.kernels) {
-    kernels.push_back({{"kernel", kernel.kernel},
-                       {"batches", kernel.batches},
-                       {"compute_s", absl::ToDoubleSeconds(kernel.compute)}});
+    out["kernels"].push_back({{"kernel", kernel.kernel},
+                              {"batches", kernel.batches},
+                              {"compute_s", absl::ToDoubleSeconds(kernel.compute)}});
   }
-  return {{"id", device.id},
-          {"name", device.name},
-          {"healthy", device.healthy},
-          {"memory_bytes", device.memory_bytes},
-          {"free_bytes", device.free_bytes},
-          {"weights_bytes", device.weights_bytes},
-          {"staging_bytes", device.staging_lent_bytes + device.staging_kept_bytes},
-          {"queued", device.queued_requests},
-          {"batches", device.batch_tokens.total()},
-          {"tokens", device.batch_tokens.sum},
-          {"requests", device.batch_requests.sum},
-          {"kernels", kernels}};
+  return out;
 }
 
 json MethodJson(const MethodStats& method) {
   json codes = json::object();
-  HistogramData all;
   for (int code = 0; code < MethodStats::kCodes; ++code) {
-    all.Merge(method.durations_ns[code]);
     const int64_t calls = method.durations_ns[code].total();
-    if (calls == 0) continue;
-    codes[CodeName(code)] = calls;
+    if (calls > 0) codes[CodeName(code)] = calls;
   }
+  const HistogramData all = method.AllDurations();
   return {{"method", method.method},
           {"started", method.started},
           {"codes", codes},
-          {"p50_ms", all.Quantile(0.5) * 1e-6},
-          {"p99_ms", all.Quantile(0.99) * 1e-6}};
-}
-
-json PointJson(const TimeSeriesPoint& point) {
-  return {{"t", absl::ToUnixMillis(point.time)},
-          {"requests_per_s", point.requests_per_s},
-          {"tokens_per_s", point.tokens_per_s},
-          {"failed_per_s", point.failed_per_s},
-          {"p50_ms", point.p50_ms},
-          {"p99_ms", point.p99_ms},
-          {"batch_tokens", point.batch_tokens},
-          {"queue_ms", point.queue_ms},
-          {"queued", point.queued},
-          {"in_flight_bytes", point.in_flight_bytes},
-          {"resident_bytes", point.resident_bytes},
-          {"device_bytes", point.device_bytes}};
+          {"p50", EstimateQuantile(all, 0.5)},
+          {"p99", EstimateQuantile(all, 0.99)}};
 }
 
 }  // namespace
@@ -391,12 +445,18 @@ std::string StatusJson(const Snapshot& snapshot, const std::vector<TimeSeriesPoi
               {"devices", json::array()},
               {"methods", json::array()},
               {"history", json::array()}};
-  for (const ModelStats& model : snapshot.models) out["models"].push_back(ModelJson(model));
+  for (const std::vector<ModelStats>* models : {&snapshot.failed_models, &snapshot.models}) {
+    for (const ModelStats& model : *models) out["models"].push_back(ModelJson(model));
+  }
   for (const DeviceStats& device : snapshot.devices) out["devices"].push_back(DeviceJson(device));
   for (const MethodStats& method : snapshot.methods) {
     if (method.started > 0) out["methods"].push_back(MethodJson(method));
   }
-  for (const TimeSeriesPoint& point : points) out["history"].push_back(PointJson(point));
+  for (const TimeSeriesPoint& point : points) {
+    json entry = point;
+    entry["t"] = absl::ToUnixMillis(point.time);
+    out["history"].push_back(std::move(entry));
+  }
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

@@ -2,15 +2,17 @@
 // library is opened at run time. Without it, or where it returns an error, there are no statistics.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/strings/string_view.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "kernels/base/mutex.h"
 
 namespace awqd::obs {
 
@@ -27,24 +29,29 @@ struct GpuStatisticsOptions {
   std::string nvml = "libnvidia-ml.so.1";
 };
 
+class Nvml;
+
 // Calls NVML on a thread of its own, and only when Read is called. Thread-safe.
 class GpuStatisticsReader {
  public:
+  using Statistics = std::map<std::string, GpuStatistics>;  // by bus id
+
   explicit GpuStatisticsReader(GpuStatisticsOptions options);
-  // Detaches its thread when a call of the driver does not return within the limit.
+  // Leaves a thread behind when a call of the driver does not return within the limit.
   ~GpuStatisticsReader();
   GpuStatisticsReader(const GpuStatisticsReader&) = delete;
   GpuStatisticsReader& operator=(const GpuStatisticsReader&) = delete;
 
-  // Statistics by bus id, of the GPUs that have some. Empty when the driver does not answer within
-  // the limit; while such a late answer is still missing, Read returns an empty map at once.
-  std::map<std::string, GpuStatistics> Read();
+  // Statistics of the GPUs that have some. Empty when the driver does not answer within the limit;
+  // while such a late answer is still missing, Read returns an empty map at once.
+  Statistics Read();
 
  private:
-  struct State;
-
-  const std::shared_ptr<State> state_;  // shared with the thread
-  std::thread thread_;                  // not started without GPUs
+  const absl::Duration limit_;
+  const std::shared_ptr<Nvml> nvml_;  // null without GPUs; shared with the thread
+  Mutex mu_;
+  std::shared_future<Statistics> answer_ ABSL_GUARDED_BY(mu_);  // the last one that was asked for
+  std::chrono::steady_clock::time_point late_ ABSL_GUARDED_BY(mu_);  // Read waits no longer for it
 };
 
 }  // namespace awqd::obs

@@ -2,7 +2,6 @@
 #include "server/obs/http_server.h"
 
 #include <microhttpd.h>
-#include <netdb.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -18,11 +17,10 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/obs/origin.h"
 
@@ -35,9 +33,7 @@ using Clock = std::chrono::steady_clock;
 // them. A thread of its own watches the times. Thread-safe.
 class HttpConnections {
  public:
-  class Entry {
-   private:
-    friend class HttpConnections;
+  struct Entry {
     int fd = -1;
     std::string peer;
     Clock::time_point deadline;
@@ -45,25 +41,109 @@ class HttpConnections {
     std::list<Entry>::iterator self;
   };
 
-  explicit HttpConnections(const HttpLimits& limits);
-  ~HttpConnections();
+  explicit HttpConnections(const HttpLimits& limits)
+      : limits_(limits), thread_([this] { WatchDeadlines(); }) {}
+  ~HttpConnections() {
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.join();
+  }
   HttpConnections(const HttpConnections&) = delete;
   HttpConnections& operator=(const HttpConnections&) = delete;
 
   // Adds a connection that was accepted as `fd`. The entry lives until RemoveConnection.
-  Entry* AddConnection(int fd);
+  Entry* AddConnection(int fd) {
+    sockaddr_storage address = {};
+    socklen_t size = sizeof(address);
+    getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
+    std::string peer = Origin(fd, address);
+    MutexLock lock(&mu_);
+    const std::map<std::string, int> open = CountByPeer();
+    const auto mine = open.find(peer);
+    if (mine != open.end() && mine->second >= limits_.connections_per_peer) {
+      ShutDownOldest(peer);
+    } else if (open_ >= limits_.connections) {
+      ShutDownOldest(BusiestPeer(open));
+    }
+    Entry& entry = entries_.emplace_back();
+    entry.self = std::prev(entries_.end());
+    entry.fd = fd;
+    entry.peer = std::move(peer);
+    entry.deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.request_time);
+    ++open_;
+    changed_.NotifyAll();
+    return &entry;
+  }
+
   // Starts the time of the answer; the request has arrived.
-  void StartAnswer(Entry* entry);
+  void StartAnswer(Entry* entry) {
+    MutexLock lock(&mu_);
+    entry->deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.answer_time);
+  }
+
   // Called before the descriptor is closed.
-  void RemoveConnection(Entry* entry);
+  void RemoveConnection(Entry* entry) {
+    MutexLock lock(&mu_);
+    open_ -= entry->ended ? 0 : 1;
+    entries_.erase(entry->self);
+  }
 
  private:
-  void WatchDeadlines();
-  void ShutDown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  int CountOpen(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ShutDownOldest(const std::string& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WatchDeadlines() {
+    MutexLock lock(&mu_);
+    while (!stopping_) {
+      const Clock::time_point now = Clock::now();
+      Clock::time_point next = now + std::chrono::hours(1);
+      for (Entry& entry : entries_) {
+        if (entry.ended) continue;
+        if (entry.deadline <= now) {
+          ShutDown(entry);
+        } else {
+          next = std::min(next, entry.deadline);
+        }
+      }
+      changed_.WaitUntil(&mu_, next);
+    }
+  }
+
+  void ShutDown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    shutdown(entry.fd, SHUT_RDWR);
+    entry.ended = true;
+    --open_;
+  }
+
+  void ShutDownOldest(const std::string& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (Entry& entry : entries_) {
+      if (entry.ended || entry.peer != peer) continue;
+      LogLimited(LogLevel::kWarning, "http connection closed to make room for a new one",
+                 {{"peer", peer}});
+      ShutDown(entry);
+      return;
+    }
+  }
+
+  // The open connections of each peer.
+  std::map<std::string, int> CountByPeer() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::map<std::string, int> counts;
+    for (const Entry& entry : entries_) {
+      if (!entry.ended) ++counts[entry.peer];
+    }
+    return counts;
+  }
+
   // The peer with most open connections; of several, the one that came first.
-  std::string BusiestPeer() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string BusiestPeer(const std::map<std::string, int>& open) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Entry* busiest = nullptr;
+    for (const Entry& entry : entries_) {
+      if (entry.ended) continue;
+      if (busiest == nullptr || open.at(entry.peer) > open.at(busiest->peer)) busiest = &entry;
+    }
+    return busiest == nullptr ? "" : busiest->peer;
+  }
 
   const HttpLimits limits_;
   Mutex mu_;
@@ -73,102 +153,6 @@ class HttpConnections {
   int open_ ABSL_GUARDED_BY(mu_) = 0;              // entries that have not ended
   std::thread thread_;
 };
-
-HttpConnections::HttpConnections(const HttpLimits& limits)
-    : limits_(limits), thread_([this] { WatchDeadlines(); }) {}
-
-HttpConnections::~HttpConnections() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-    changed_.NotifyAll();
-  }
-  thread_.join();
-}
-
-HttpConnections::Entry* HttpConnections::AddConnection(int fd) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  std::string peer = Origin(fd, address);
-  MutexLock lock(&mu_);
-  if (CountOpen(peer) >= limits_.connections_per_peer) {
-    ShutDownOldest(peer);
-  } else if (open_ >= limits_.connections) {
-    ShutDownOldest(BusiestPeer());
-  }
-  Entry& entry = entries_.emplace_back();
-  entry.self = std::prev(entries_.end());
-  entry.fd = fd;
-  entry.peer = std::move(peer);
-  entry.deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.request_time);
-  ++open_;
-  changed_.NotifyAll();
-  return &entry;
-}
-
-void HttpConnections::StartAnswer(Entry* entry) {
-  MutexLock lock(&mu_);
-  entry->deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.answer_time);
-}
-
-void HttpConnections::RemoveConnection(Entry* entry) {
-  MutexLock lock(&mu_);
-  open_ -= entry->ended ? 0 : 1;
-  entries_.erase(entry->self);
-}
-
-void HttpConnections::ShutDown(Entry& entry) {
-  shutdown(entry.fd, SHUT_RDWR);
-  entry.ended = true;
-  --open_;
-}
-
-int HttpConnections::CountOpen(const std::string& peer) const {
-  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return !entry.ended && entry.peer == peer;
-  }));
-}
-
-void HttpConnections::ShutDownOldest(const std::string& peer) {
-  const auto oldest = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return !entry.ended && entry.peer == peer;
-  });
-  if (oldest == entries_.end()) return;
-  LogLimited(LogLevel::kWarning, "http connection closed to make room for a new one",
-             {{"peer", peer}});
-  ShutDown(*oldest);
-}
-
-std::string HttpConnections::BusiestPeer() const {
-  std::map<std::string, int> counts;
-  for (const Entry& entry : entries_) {
-    if (!entry.ended) ++counts[entry.peer];
-  }
-  std::string busiest;
-  for (const Entry& entry : entries_) {
-    if (entry.ended) continue;
-    if (busiest.empty() || counts[entry.peer] > counts[busiest]) busiest = entry.peer;
-  }
-  return busiest;
-}
-
-void HttpConnections::WatchDeadlines() {
-  MutexLock lock(&mu_);
-  while (!stopping_) {
-    const Clock::time_point now = Clock::now();
-    Clock::time_point next = now + std::chrono::hours(1);
-    for (Entry& entry : entries_) {
-      if (entry.ended) continue;
-      if (entry.deadline <= now) {
-        ShutDown(entry);
-      } else {
-        next = std::min(next, entry.deadline);
-      }
-    }
-    changed_.WaitUntil(&mu_, next);
-  }
-}
 
 // The library accepts this many connections beyond HttpLimits::connections: some are shut down but
 // not closed yet, and one of the library's threads may have more of them than the other.
@@ -190,40 +174,33 @@ class MicroServer final : public HttpServer {
         max_connections_(static_cast<unsigned>(limits.connections) + kSpareConnections),
         connections_(limits) {}
   ~MicroServer() override {
-    if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
+    for (MHD_Daemon* daemon : daemons_) MHD_stop_daemon(daemon);
   }
 
-  // `address` has passed CheckHttpAddress.
-  absl::Status Listen(const std::string& address) {
-    const absl::Status failed =
-        absl::UnavailableError(absl::StrCat("cannot listen on ", address, " over HTTP"));
-    const size_t colon = address.rfind(':');
-    std::string host = address.substr(0, colon);
-    if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-    const addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
-                            .ai_socktype = SOCK_STREAM};
-    addrinfo* where = nullptr;
-    if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &where) != 0) return failed;
-    const absl::Cleanup free_where = [where] { freeaddrinfo(where); };
+  absl::Status Serve(UniqueFd socket) {
     // poll, because with epoll the library misses the end of a stream that arrives together with
     // bytes, and keeps the connection until it times out.
-    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
-    if (where->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    constexpr unsigned kFlags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
     // Two threads, so that a slow handler does not delay a probe. Their stacks have the system's
     // default size, because the C library takes all thread-local variables from the stack, and
     // OpenBLAS alone has 60 KiB of them.
     // The logger is the first option, because later options may write lines.
-    daemon_ = MHD_start_daemon(
-        flags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
-        MHD_OPTION_SOCK_ADDR, where->ai_addr, MHD_OPTION_THREAD_POOL_SIZE, 2U,
+    MHD_Daemon* const daemon = MHD_start_daemon(
+        kFlags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
+        MHD_OPTION_LISTEN_SOCKET, socket.get(), MHD_OPTION_THREAD_POOL_SIZE, 2U,
         MHD_OPTION_CONNECTION_LIMIT, max_connections_, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         kConnectionBytes, MHD_OPTION_NOTIFY_CONNECTION, &Notify, this, MHD_OPTION_END);
-    if (daemon_ == nullptr) return failed;
-    port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
+    if (daemon == nullptr) {
+      return absl::ResourceExhaustedError("no thread or descriptor is left for an HTTP server");
+    }
+    (void)socket.Release();  // the library closes it
+    daemons_.push_back(daemon);
     return absl::OkStatus();
   }
 
-  int port() const override { return port_; }
+  int port() const override {
+    return MHD_get_daemon_info(daemons_.front(), MHD_DAEMON_INFO_BIND_PORT)->port;
+  }
 
  private:
   static void Log(void*, const char* format, va_list arguments) {
@@ -298,29 +275,16 @@ class MicroServer final : public HttpServer {
   const HttpHandler handler_;
   const unsigned max_connections_;
   HttpConnections connections_;
-  MHD_Daemon* daemon_ = nullptr;
-  int port_ = 0;
+  std::vector<MHD_Daemon*> daemons_;  // one for each socket
 };
 
 }  // namespace
 
-absl::Status CheckHttpAddress(absl::string_view address) {
-  const size_t colon = address.rfind(':');
-  int port = 0;
-  const bool good = colon != absl::string_view::npos && colon > 0 &&
-                    absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
-                    port <= 65535 && address.find_first_of(", \t+") == absl::string_view::npos;
-  if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got \"", address, "\", expected a numeric address and a port, such as 127.0.0.1:8002"));
-}
-
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(std::vector<UniqueFd> sockets,
                                                               HttpHandler handler,
                                                               const HttpLimits& limits) {
-  if (absl::Status status = CheckHttpAddress(address); !status.ok()) return status;
   auto server = std::make_unique<MicroServer>(std::move(handler), limits);
-  if (absl::Status status = server->Listen(address); !status.ok()) return status;
+  for (UniqueFd& socket : sockets) AWQD_RETURN_IF_ERROR(server->Serve(std::move(socket)));
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::obs {
 
@@ -38,20 +38,17 @@ struct HttpAnswer {
 // code 401 the server adds the authentication schemes, Bearer and Basic.
 using HttpHandler = std::function<HttpAnswer(const HttpRequest& request)>;
 
-// Checks a numeric "host:port", such as 127.0.0.1:8002, [::1]:8002 or 0.0.0.0:8002. Returns
-// INVALID_ARGUMENT with the address otherwise.
-absl::Status CheckHttpAddress(absl::string_view address);
-
 // Answers GET and HEAD, and code 405 to other methods. The destructor waits for running handlers,
 // but not for clients.
 class HttpServer {
  public:
-  // UNAVAILABLE when the server cannot listen on `address`.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
+  // Answers the connections of `sockets`, which listen and do not block. RESOURCE_EXHAUSTED when
+  // there are no threads or descriptors for it.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(std::vector<UniqueFd> sockets,
                                                            HttpHandler handler,
                                                            const HttpLimits& limits = {});
   virtual ~HttpServer() = default;
-  // The port that is bound, also when `address` has port 0.
+  // The bound port of the first socket.
   virtual int port() const = 0;
 };
 

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -39,23 +38,8 @@ LineWriter::LineWriter(int fd, size_t max_bytes) : fd_(fd), max_bytes_(max_bytes
   std::thread([this] { Run(); }).detach();
 }
 
-bool LineWriter::Fits(absl::string_view text) const {
-  return lost_ == 0 && waiting_.size() + writing_ + text.size() <= max_bytes_;
-}
-
-void LineWriter::Write(absl::string_view line) {
-  MutexLock lock(&mu_);
-  if (Fits(line)) {
-    absl::StrAppend(&waiting_, line);
-  } else {
-    ++lost_;
-  }
-  changed_.NotifyAll();
-}
-
-bool LineWriter::Offer(absl::string_view text) {
-  MutexLock lock(&mu_);
-  if (!Fits(text)) return false;
+bool LineWriter::Append(absl::string_view text) {
+  if (lost_ > 0 || waiting_.size() + writing_ + text.size() > max_bytes_) return false;
   absl::StrAppend(&waiting_, text);
   changed_.NotifyAll();
   return true;
@@ -69,11 +53,6 @@ bool LineWriter::Flush(absl::Duration limit) {
     changed_.WaitUntil(&mu_, end);
   }
   return true;
-}
-
-void LineWriter::set_lost_line(LostLine line) {
-  MutexLock lock(&mu_);
-  lost_line_ = std::move(line);
 }
 
 void LineWriter::Run() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
@@ -26,17 +27,29 @@ class LineWriter {
 
   // Never blocks. A line that finds no room is lost; one line in the place of such lines says how
   // many were lost.
-  void Write(absl::string_view line);
+  void Write(absl::string_view line) {
+    MutexLock lock(&mu_);
+    if (Append(line)) return;
+    ++lost_;
+    changed_.NotifyAll();
+  }
   // Writes text that may be dropped: without room it returns false and counts no loss.
-  bool Offer(absl::string_view text);
+  bool Offer(absl::string_view text) {
+    MutexLock lock(&mu_);
+    return Append(text);
+  }
   // Waits until everything is written. Returns false once `limit` has passed.
   bool Flush(absl::Duration limit);
 
-  void set_lost_line(LostLine line);
+  void set_lost_line(LostLine line) {
+    MutexLock lock(&mu_);
+    lost_line_ = std::move(line);
+  }
 
  private:
   void Run();
-  bool Fits(absl::string_view text) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns false without room.
+  bool Append(absl::string_view text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const int fd_;
   const size_t max_bytes_;

@@ -1,4 +1,4 @@
-// Sets spdlog up, renders events as text and as JSON, and shows the status line of a terminal.
+// Renders events as text and as JSON, and shows the status line of a terminal.
 #include "server/obs/logging.h"
 
 #include <sys/ioctl.h>
@@ -7,71 +7,23 @@
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
-#include <memory>
-#include <mutex>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "server/obs/line_writer.h"
-#include "spdlog/pattern_formatter.h"
-#include "spdlog/sinks/base_sink.h"
-#include "spdlog/spdlog.h"
 
 namespace awqd::obs {
 namespace {
 
-// LogEvent renders its events itself. Messages of other loggers are rendered by the sink, which
-// tells the two apart by the logger's name.
-constexpr char kEventLogger[] = "event";
-
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
+std::atomic<LogFormat> g_format{LogFormat::kText};
 
 // Quotes `text`. JSON lines are ASCII, so nothing can hide in them; text lines keep UTF-8, because
-// the sink escapes them with OneLine.
+// FormatLine escapes them with OneLine.
 std::string Json(absl::string_view text, LogFormat format) {
   return nlohmann::json(std::string(text))
       .dump(-1, ' ', format == LogFormat::kJson, nlohmann::json::error_handler_t::replace);
-}
-
-// Formats the payload of a line: the members of a JSON object, or the message as text.
-class PayloadFlag : public spdlog::custom_flag_formatter {
- public:
-  explicit PayloadFlag(LogFormat format) : format_(format) {}
-
-  void format(const spdlog::details::log_msg& msg, const std::tm&,
-              spdlog::memory_buf_t& dest) override {
-    const absl::string_view payload(msg.payload.data(), msg.payload.size());
-    std::string out;
-    if (format_ == LogFormat::kText) {
-      out = OneLine(payload);
-    } else if (absl::string_view(msg.logger_name.data(), msg.logger_name.size()) == kEventLogger) {
-      out = std::string(payload);
-    } else {
-      out = absl::StrCat("\"message\":", Json(payload, format_));
-    }
-    dest.append(out.data(), out.data() + out.size());
-  }
-
-  std::unique_ptr<custom_flag_formatter> clone() const override {
-    return std::make_unique<PayloadFlag>(format_);
-  }
-
- private:
-  const LogFormat format_;
-};
-
-LogFormat g_format = LogFormat::kText;
-
-spdlog::level::level_enum Level(LogLevel level) {
-  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
-                                                   spdlog::level::warn, spdlog::level::err};
-  return kLevels[static_cast<int>(level)];
-}
-
-std::shared_ptr<spdlog::logger> EventLogger() {
-  std::shared_ptr<spdlog::logger> logger = spdlog::get(kEventLogger);
-  return logger != nullptr ? logger : spdlog::default_logger();
 }
 
 std::string QuotedIfNeeded(absl::string_view value) {
@@ -81,24 +33,36 @@ std::string QuotedIfNeeded(absl::string_view value) {
   return Json(value, LogFormat::kText);
 }
 
-void Append(const LogField& field, std::string* out) {
-  if (g_format == LogFormat::kText) {
+void Append(const LogField& field, LogFormat format, std::string* out) {
+  if (format == LogFormat::kText) {
     absl::StrAppend(out, " ", field.name, "=", QuotedIfNeeded(field.value));
     return;
   }
-  absl::StrAppend(out, ",", Json(field.name, g_format), ":",
-                  field.number ? field.value : Json(field.value, g_format));
+  absl::StrAppend(out, ",", Json(field.name, format), ":",
+                  field.number ? field.value : Json(field.value, format));
 }
 
-// `left_out`: how many events with this message were not logged before this one.
-std::string Render(absl::string_view message, absl::Span<const LogField> fields,
-                   int64_t left_out = 0) {
-  std::string out = g_format == LogFormat::kJson
-                        ? absl::StrCat("\"message\":", Json(message, g_format))
-                        : std::string(message);
-  for (const LogField& field : fields) Append(field, &out);
-  if (left_out > 0) Append({"left_out", left_out}, &out);
-  return out;
+// A line with its line feed. `left_out`: how many events with this message were not logged before
+// this one.
+std::string FormatLine(LogLevel level, absl::string_view message, absl::Span<const LogField> fields,
+                       int64_t left_out = 0) {
+  constexpr absl::string_view kNames[] = {"debug", "info", "warning", "error"};
+  constexpr absl::string_view kLetters[] = {"D", "I", "W", "E"};
+  thread_local const pid_t thread = gettid();
+  const LogFormat format = g_format;
+  const bool json = format == LogFormat::kJson;
+  std::string event =
+      json ? absl::StrCat("\"message\":", Json(message, format)) : std::string(message);
+  for (const LogField& field : fields) Append(field, format, &event);
+  if (left_out > 0) Append({"left_out", left_out}, format, &event);
+  const auto index = static_cast<size_t>(level);
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E6S%Ez", absl::Now(), absl::LocalTimeZone());
+  if (json) {
+    return absl::StrCat("{\"time\":\"", time, "\",\"level\":\"", kNames[index],
+                        "\",\"thread\":", thread, ",", event, "}\n");
+  }
+  return absl::StrCat(time, " ", kLetters[index], " ", thread, " ", OneLine(event), "\n");
 }
 
 constexpr char kEraseLine[] = "\r\x1b[K";
@@ -116,53 +80,55 @@ bool StderrIsTerminal() {
          absl::string_view(term) != "dumb";
 }
 
-// Writes lines to stderr and keeps the status line, if there is one, beneath them. The sink's mutex
-// orders both.
-class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+// Writes lines to stderr and keeps the status line, if there is one, beneath them. Thread-safe.
+class LogOutput {
  public:
-  void SetStatus(absl::string_view text) {
-    const std::string status = OneLine(text);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (status.empty() && status_.empty()) return;
-    status_ = status;
+  void WriteLine(const std::string& line) {
+    MutexLock lock(&mu_);
+    Stderr().Write(status_.empty() ? line : kEraseLine + line + ClippedStatus());
+  }
+
+  // Removes the status line, and says whether there will be one.
+  void SetShowsStatus(bool shows) {
+    MutexLock lock(&mu_);
+    shows_status_ = shows;
+    status_.clear();
+  }
+  bool shows_status() {
+    MutexLock lock(&mu_);
+    return shows_status_;
+  }
+  void ShowStatus(absl::string_view text) {
+    std::string status = OneLine(text);
+    MutexLock lock(&mu_);
+    if (!shows_status_ || (status.empty() && status_.empty())) return;
+    status_ = std::move(status);
     Stderr().Offer(kEraseLine + ClippedStatus());
   }
 
- protected:
-  void sink_it_(const spdlog::details::log_msg& msg) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(msg, line);
-    const std::string text(line.data(), line.size());
-    Stderr().Write(status_.empty() ? text : kEraseLine + text + ClippedStatus());
-  }
-  void flush_() override {}
-
  private:
   // Leaves the last column free: some terminals move a cursor behind it to the next line.
-  std::string ClippedStatus() const { return status_.substr(0, TerminalColumns() - 1); }
+  std::string ClippedStatus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return status_.substr(0, TerminalColumns() - 1);
+  }
 
-  std::string status_;
+  Mutex mu_;
+  bool shows_status_ ABSL_GUARDED_BY(mu_) = false;
+  std::string status_ ABSL_GUARDED_BY(mu_);
 };
 
-std::shared_ptr<StderrSink> g_status_sink;  // null: there is no status line
-
-std::string LostLine(spdlog::formatter& formatter, int64_t lost) {
-  const std::string text = Render("log lines lost", {{"lines", lost}});
-  spdlog::memory_buf_t line;
-  formatter.format(
-      {kEventLogger, spdlog::level::warn, spdlog::string_view_t(text.data(), text.size())}, line);
-  return {line.data(), line.size()};
+// Never destroyed: threads may log while the process ends.
+LogOutput& Output() {
+  static auto* const output = new LogOutput;
+  return *output;
 }
 
-LogLimit& LimitOfMessages() {
-  static auto* const limit = new LogLimit(/*lines=*/100, absl::Minutes(1), /*keys=*/256);
-  return *limit;
-}
-
-void Emit(LogLevel level, absl::string_view message, absl::Span<const LogField> fields,
-          int64_t left_out) {
-  const std::string line = Render(message, fields, left_out);
-  EventLogger()->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
+// Logs the event if `limit` allows another one with this message.
+void LogWithin(LogLimit& limit, LogLevel level, absl::string_view message,
+               std::initializer_list<LogField> fields) {
+  if (!Logs(level)) return;
+  const LogLimit::Verdict verdict = limit.CountLine(message, absl::Now());
+  if (verdict.log) Output().WriteLine(FormatLine(level, message, fields, verdict.left_out));
 }
 
 }  // namespace
@@ -170,26 +136,10 @@ void Emit(LogLevel level, absl::string_view message, absl::Span<const LogField> 
 void SetUpLogging(LogLevel level, LogFormat format) {
   g_format = format;
   g_level = level;
-  auto formatter = std::make_unique<spdlog::pattern_formatter>();
-  formatter->add_flag<PayloadFlag>('*', format);
-  formatter->set_pattern(format == LogFormat::kJson
-                             ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
-                             : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
-  const auto sink = std::make_shared<StderrSink>();
-  g_status_sink = format == LogFormat::kText && StderrIsTerminal() ? sink : nullptr;
-  Stderr().set_lost_line([formatter = std::shared_ptr<spdlog::formatter>(formatter->clone())](
-                             int64_t lost) { return LostLine(*formatter, lost); });
-  sink->set_formatter(std::move(formatter));
-  for (const char* name : {kEventLogger, ""}) {
-    auto logger = std::make_shared<spdlog::logger>(name, sink);
-    logger->set_level(Level(level));
-    if (*name != '\0') {
-      spdlog::drop(name);
-      spdlog::register_logger(std::move(logger));
-    } else {
-      spdlog::set_default_logger(std::move(logger));
-    }
-  }
+  Output().SetShowsStatus(format == LogFormat::kText && StderrIsTerminal());
+  Stderr().set_lost_line([](int64_t lost) {
+    return FormatLine(LogLevel::kWarning, "log lines lost", {{"lines", lost}});
+  });
 }
 
 std::string LogText(absl::string_view text, size_t max_bytes) {
@@ -207,13 +157,17 @@ void WriteLastLine(absl::string_view text, absl::Duration limit) {
 bool Logs(LogLevel level) { return level >= g_level.load(std::memory_order_relaxed); }
 
 void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
-  if (Logs(level)) Emit(level, message, fields, 0);
+  if (Logs(level)) Output().WriteLine(FormatLine(level, message, fields));
 }
 
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
-  if (!Logs(level)) return;
-  const LogLimit::Verdict verdict = LimitOfMessages().CountLine(message, absl::Now());
-  if (verdict.log) Emit(level, message, fields, verdict.left_out);
+  static auto* const limit = new LogLimit(/*lines=*/100, absl::Minutes(1), /*keys=*/256);
+  LogWithin(*limit, level, message, fields);
+}
+
+void LogRarely(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+  static auto* const limit = new LogLimit(/*lines=*/5, absl::Minutes(1), /*keys=*/256);
+  LogWithin(*limit, level, message, fields);
 }
 
 LogLimit::Verdict LogLimit::CountLine(absl::string_view key, absl::Time now) {
@@ -244,10 +198,8 @@ void LogLimit::RemoveEndedWindows(absl::Time now) {
   }
 }
 
-bool ShowsStatusLine() { return g_status_sink != nullptr; }
+bool ShowsStatusLine() { return Output().shows_status(); }
 
-void ShowStatusLine(absl::string_view text) {
-  if (g_status_sink != nullptr) g_status_sink->SetStatus(text);
-}
+void ShowStatusLine(absl::string_view text) { Output().ShowStatus(text); }
 
 }  // namespace awqd::obs

@@ -1,7 +1,7 @@
 // The log: one event per line on stderr, as text or JSON, safe against names that clients choose.
 //
-// Other rooms may log through spdlog as usual: the sink escapes their messages with OneLine, so no
-// message can forge a second line. Tensor contents are never logged.
+// Messages are escaped with OneLine, so none can forge a second line. Tensor contents are never
+// logged.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace awqd::obs {
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 enum class LogFormat { kText, kJson };
 
-// Replaces the process's default logger. Not thread-safe: call it once, before threads start.
+// Chooses the level and the format of the log. Call it once, before threads start.
 void SetUpLogging(LogLevel level, LogFormat format);
 
 // Waits until every logged line is written, `limit` at most. Returns false when the time is over.
@@ -51,10 +51,6 @@ struct LogField {
 
 // Text: "message name=value name=\"two words\"". JSON: {"time", "level", "message", name: value}.
 void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields);
-inline void LogEvent(LogLevel level, absl::string_view message,
-                     std::initializer_list<LogField> fields) {
-  LogEvent(level, message, absl::Span<const LogField>(fields.begin(), fields.size()));
-}
 
 // Whether lines of `level` are logged. Cheap enough for every request.
 bool Logs(LogLevel level);
@@ -62,6 +58,8 @@ bool Logs(LogLevel level);
 // Logs an event that clients can cause: at most 100 lines a minute with the same message. The next
 // line that is logged says in `left_out` how many were not.
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
+// As LogLimited, but at most 5 lines a minute: for what a probe or a retrying client repeats.
+void LogRarely(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
 
 // Limits how often lines of one kind are logged. Thread-safe.
 class LogLimit {

@@ -4,11 +4,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/pause.h"
 #include "server/obs/gpu_statistics.h"
+#include "server/obs/http_server.h"
 #include "server/obs/snapshot.h"
 
 namespace awqd::obs {
@@ -28,15 +32,31 @@ absl::string_view PageFile(absl::string_view name);
 
 class MetricsServer {
  public:
-  // Listens, and takes a snapshot every TimeSeries::kInterval on a thread of its own. `guard`: null
-  // lets everybody read; /livez and /readyz are open to everybody in any case. `gpus`: the GPUs in
-  // /metrics. Returns the errors of HttpServer::Start.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address,
+  // Answers on `sockets`, as HttpServer does and with its errors, and takes a snapshot every
+  // TimeSeries::kInterval on a thread of its own. `guard`: null lets everybody read; /livez and
+  // /readyz are open to everybody in any case. `gpus`: the GPUs in /metrics.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(std::vector<UniqueFd> sockets,
                                                               SnapshotSource snapshots,
                                                               MetricsGuard guard = nullptr,
                                                               GpuStatisticsOptions gpus = {});
-  virtual ~MetricsServer() = default;
-  virtual int port() const = 0;
+  ~MetricsServer();
+  int port() const { return http_->port(); }
+
+ private:
+  MetricsServer(SnapshotSource snapshots, MetricsGuard guard, GpuStatisticsOptions gpus)
+      : snapshots_(std::move(snapshots)), guard_(std::move(guard)), gpus_(std::move(gpus)) {}
+
+  HttpAnswer Answer(const HttpRequest& request);
+  HttpAnswer AnswerReadiness() const;
+  Snapshot AddGpuStatistics(Snapshot snapshot);
+
+  const SnapshotSource snapshots_;
+  const MetricsGuard guard_;
+  GpuStatisticsReader gpus_;
+  TimeSeries time_series_;
+  Pause pause_;
+  std::unique_ptr<HttpServer> http_;
+  std::thread sampler_;
 };
 
 }  // namespace awqd::obs

@@ -56,6 +56,7 @@ absl::Time BootTime() {
 struct Sums {
   int64_t requests = 0, tokens = 0, batches = 0, queue_ns = 0, failed = 0, used_bytes = 0;
   int64_t queued = 0;
+  int64_t in_time = 0, lost = 0, refused = 0;
 };
 
 Sums AddUp(const Snapshot& snapshot) {
@@ -66,7 +67,14 @@ Sums AddUp(const Snapshot& snapshot) {
     out.batches += device.batch_tokens.total();
     out.queue_ns += device.queue_ns.sum;
     out.queued += device.queued_requests;
-    out.used_bytes += device.memory_bytes - device.free_bytes;
+    out.refused +=
+        device.queue_full + device.queue_too_late + device.queue_too_long + device.queue_expired;
+    out.used_bytes += device.used_bytes;
+  }
+  out.refused += snapshot.in_flight_refused;
+  for (const ModelStats& model : snapshot.models) {
+    out.in_time += model.in_time;
+    out.lost += model.lost;
   }
   for (const MethodStats& method : snapshot.methods) {
     for (int code = 1; code < MethodStats::kCodes; ++code) {
@@ -76,8 +84,8 @@ Sums AddUp(const Snapshot& snapshot) {
   return out;
 }
 
-double DivideOrZero(double value, int64_t count) {
-  return count > 0 ? value / static_cast<double>(count) : 0;
+double Average(double sum, int64_t count) {
+  return count > 0 ? sum / static_cast<double>(count) : std::nan("");
 }
 
 TimeSeriesPoint ComputePoint(const Snapshot& before, const Snapshot& now) {
@@ -85,16 +93,23 @@ TimeSeriesPoint ComputePoint(const Snapshot& before, const Snapshot& now) {
   const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now.time - before.time));
   const HistogramData calls = RequestDurations(now).Since(RequestDurations(before));
   const auto tokens = static_cast<double>(to.tokens - from.tokens);
+  // A model that was unloaded takes its counts along.
+  const auto rate = [seconds](int64_t from, int64_t to) {
+    return static_cast<double>(std::max<int64_t>(0, to - from)) / seconds;
+  };
   TimeSeriesPoint out;
   out.time = now.time;
+  out.in_time_per_s = rate(from.in_time, to.in_time);
+  out.lost_per_s = rate(from.lost, to.lost);
+  out.refused_per_s = rate(from.refused, to.refused);
   out.requests_per_s = static_cast<double>(to.requests - from.requests) / seconds;
   out.tokens_per_s = tokens / seconds;
   out.failed_per_s = static_cast<double>(to.failed - from.failed) / seconds;
-  out.p50_ms = calls.Quantile(0.5) * 1e-6;
-  out.p99_ms = calls.Quantile(0.99) * 1e-6;
-  out.batch_tokens = DivideOrZero(tokens, to.batches - from.batches);
-  out.queue_ms = DivideOrZero(static_cast<double>(to.queue_ns - from.queue_ns) * 1e-6,
-                              to.requests - from.requests);
+  out.p50 = EstimateQuantile(calls, 0.5);
+  out.p99 = EstimateQuantile(calls, 0.99);
+  out.batch_tokens = Average(tokens, to.batches - from.batches);
+  out.queue_ms =
+      Average(static_cast<double>(to.queue_ns - from.queue_ns) * 1e-6, to.requests - from.requests);
   out.queued = static_cast<double>(to.queued);
   out.in_flight_bytes = static_cast<double>(now.in_flight_bytes);
   out.resident_bytes = static_cast<double>(now.process.resident_bytes);
@@ -123,6 +138,23 @@ ProcessStats ReadProcess() {
   return out;
 }
 
+Quantile EstimateQuantile(const HistogramData& durations_ns, double q) {
+  // With fewer values above a quantile, one value more or less moves it by much of a bucket.
+  constexpr double kEnoughAbove = 5;
+  const int64_t values = durations_ns.total();
+  if (values == 0) return {};
+  const double estimate = durations_ns.Quantile(q);
+  const auto last = static_cast<double>(durations_ns.bounds.back());
+  const int64_t beyond = durations_ns.counts.back();
+  if (static_cast<double>(values - beyond) < q * static_cast<double>(values)) {
+    return {.ms = last * 1e-6, .sign = ">"};
+  }
+  if (static_cast<double>(values) * (1 - q) >= kEnoughAbove) return {.ms = estimate * 1e-6};
+  const auto bound =
+      std::lower_bound(durations_ns.bounds.begin(), durations_ns.bounds.end(), estimate);
+  return {.ms = static_cast<double>(*bound) * 1e-6, .sign = "≤"};
+}
+
 HistogramData RequestDurations(const Snapshot& snapshot) {
   HistogramData out;
   for (const MethodStats& method : snapshot.methods) {
@@ -132,7 +164,7 @@ HistogramData RequestDurations(const Snapshot& snapshot) {
       continue;
     }
     if (absl::EndsWith(method.method, "Stream")) continue;
-    for (const HistogramData& durations : method.durations_ns) out.Merge(durations);
+    out.Merge(method.AllDurations());
   }
   return out;
 }

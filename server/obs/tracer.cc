@@ -1,7 +1,6 @@
 // Makes the spans of calls, exports them to a file or another exporter, and samples calls.
 #include "server/obs/tracer.h"
 
-#include <chrono>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +11,7 @@ namespace awqd::obs {
 namespace {
 
 // The longest time that the spans of a call wait before they are exported.
-constexpr std::chrono::milliseconds kExportInterval{1000};
+constexpr absl::Duration kExportInterval = absl::Seconds(1);
 
 Span CallSpan(const CallRecord& record) {
   const RequestSum& sum = record.sum;
@@ -134,11 +133,7 @@ Tracer::Tracer(double sample, std::unique_ptr<SpanExporter> exporter)
     : sample_(sample), exporter_(std::move(exporter)), thread_([this] { Run(); }) {}
 
 Tracer::~Tracer() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-    wake_.NotifyAll();
-  }
+  pause_.End();
   thread_.join();
 }
 
@@ -178,18 +173,15 @@ void Tracer::Export(const std::vector<CallRecord>& records) {
 }
 
 void Tracer::Run() {
-  for (;;) {
+  bool last = false;
+  while (!last) {
+    last = !pause_.WaitFor(kExportInterval);
     std::vector<CallRecord> records;
-    bool last = false;
     {
       MutexLock lock(&mu_);
-      const auto until = std::chrono::steady_clock::now() + kExportInterval;
-      while (!stopping_ && std::chrono::steady_clock::now() < until) wake_.WaitUntil(&mu_, until);
-      last = stopping_;
       records.swap(queue_);
     }
     if (!records.empty()) Export(records);
-    if (last) return;
   }
 }
 

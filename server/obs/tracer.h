@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/pause.h"
 #include "server/obs/call_record.h"
 
 namespace awqd::obs {
@@ -76,9 +77,8 @@ class Tracer {
   std::atomic<int64_t> exported_{0}, dropped_{0};
   bool failing_ = false;  // the last export failed, which was logged; used by the thread alone
   Mutex mu_;
-  CondVar wake_;
   std::vector<CallRecord> queue_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  Pause pause_;
   std::thread thread_;
 };
 

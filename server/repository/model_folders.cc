@@ -5,19 +5,22 @@
 
 #include <optional>
 #include <set>
-#include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/hub_cache.h"
+#include "kernels/checkpoint/quant_settings.h"
 
 namespace awqd::repository {
 namespace {
 
+using model::FindModel;
 using model::kConfigFile;
 using model::RepositoryRoot;
 
@@ -27,30 +30,22 @@ constexpr size_t kMaxWarnings = 20;
 constexpr absl::string_view kNameRule =
     "1 to 128 letters, digits, '.', '_' and '-', not starting with '.'";
 
-std::string ConfigPath(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
-
-// A model has a config.json or a GGUF file. NOT_FOUND: the entry is no model. Another error: it is
-// a model that cannot be opened.
-absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
-  return model::FindModel(root, folder);
-}
-
 bool IsModel(const RepositoryRoot& root, absl::string_view folder) {
-  return !absl::IsNotFound(OpenModel(root, folder));
+  return !absl::IsNotFound(FindModel(root, folder));
 }
 
 // As FindSnapshot; fails when the snapshot is no model.
 absl::StatusOr<std::string> FindModelSnapshot(const RepositoryRoot& root,
                                               absl::string_view folder) {
   AWQD_ASSIGN_OR_RETURN(std::string snapshot, model::FindSnapshot(root, folder));
-  AWQD_RETURN_IF_ERROR(OpenModel(root, snapshot));
+  AWQD_RETURN_IF_ERROR(FindModel(root, snapshot));
   return snapshot;
 }
 
 // The path in a folder that is a root of its own under `name`: as it was downloaded, or one of a
 // Hub cache.
 absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::string& name) {
-  const absl::Status plain = OpenModel(root, name);
+  const absl::Status plain = FindModel(root, name);
   if (plain.ok()) return name;
   if (!absl::IsNotFound(plain)) return plain;
   // Where there is no refs/main, the folder was not meant as one of a cache.
@@ -58,12 +53,28 @@ absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::
   return FindModelSnapshot(root, name);
 }
 
-// Links of such a folder lead to blobs two folders above it.
-absl::string_view AdviceOnLinks(absl::string_view path) {
-  return absl::StrContains(path, "/snapshots/")
-             ? "; a snapshot of a Hub cache consists of links out of it: give the folder "
-               "models--ORG--NAME above it"
-             : "";
+// Opens a --model folder as a root, and sets its path beneath that. A snapshot of a Hub cache, or a
+// folder in it, consists of links to the blobs beside "snapshots", so the folder of both is its root.
+// The root of a GGUF file is the folder that holds its other parts.
+absl::StatusOr<RepositoryRoot> OpenNamed(const NamedFolder& folder, std::string* path) {
+  absl::string_view shown = folder.path;
+  while (shown.size() > 1 && absl::ConsumeSuffix(&shown, "/")) {
+  }
+  *path = folder.name;
+  const std::optional<std::string> cache = model::FolderOfSnapshot(shown);
+  if (cache && !cache->empty()) {
+    absl::StrAppend(path, shown.substr(cache->size()));
+    return RepositoryRoot::OpenFolder(*cache, folder.name);
+  }
+  struct stat info = {};
+  const bool is_folder = stat(folder.path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  if (is_folder || !absl::EndsWith(shown, ".gguf")) {
+    return RepositoryRoot::OpenFolder(folder.path, folder.name);
+  }
+  const size_t name = shown.rfind('/') + 1;  // 0 where there is none
+  absl::StrAppend(path, "/", shown.substr(name));
+  return RepositoryRoot::OpenFolder(name == 0 ? "." : std::string(shown.substr(0, name)),
+                                    folder.name);
 }
 
 std::string Incomplete(absl::string_view model, const absl::Status& status) {
@@ -71,22 +82,30 @@ std::string Incomplete(absl::string_view model, const absl::Status& status) {
                       model::HubId(model));
 }
 
+// Whether a folder that is no model was meant as one: it is empty, has weights, or has a model in it.
+bool IsMeantAsModel(const RepositoryRoot& root, const std::string& folder) {
+  constexpr size_t kMaxTried = 100;  // entries that may be models
+  const absl::StatusOr<std::vector<std::string>> entries = root.ListDirectory(folder);
+  if (!entries.ok()) return false;
+  size_t tried = 0;
+  return entries->empty() || absl::c_any_of(*entries, [&](const std::string& entry) {
+           for (const absl::string_view weights : {".safetensors", ".bin", ".pt", ".pth"}) {
+             if (absl::EndsWith(entry, weights)) return true;
+           }
+           return ++tried <= kMaxTried && IsModel(root, absl::StrCat(folder, "/", entry));
+         });
+}
+
 // The warning about an entry of the repository; empty for models and for what is no folder.
-std::string MakeWarning(const RepositoryRoot& root, const std::string& folder,
-                        bool is_model_itself) {
+std::string MakeWarning(const RepositoryRoot& root, const std::string& folder) {
   const std::string what = absl::StrCat("folder ", Quoted(folder));
   if (!CheckModelName(folder).ok()) {
-    // Hidden folders are tools' own.
-    const bool meant =
-        folder.front() == '.' ? IsModel(root, folder) : root.ListDirectory(folder).ok();
-    if (!meant) return "";
+    // Others are tools' own: lost+found, .snapshot, @eaDir.
+    if (!FindModel(root, folder).ok()) return "";
     return absl::StrCat(what, ": no model can have that name: rename it to ", kNameRule,
                         ", or give it as --model NAME=DIR");
   }
-  if (IsModel(root, folder) || model::IsOtherHubFolder(folder) ||
-      !root.ListDirectory(folder).ok()) {
-    return "";
-  }
+  if (IsModel(root, folder) || model::IsOtherHubFolder(folder)) return "";
   if (const std::optional<std::string> name = model::HubModelName(folder)) {
     const absl::Status status = FindModelSnapshot(root, folder).status();
     if (!CheckModelName(*name).ok()) {
@@ -96,8 +115,7 @@ std::string MakeWarning(const RepositoryRoot& root, const std::string& folder,
     if (!absl::IsNotFound(status)) return "";
     return absl::StrCat(what, ": ", Incomplete(*name, status));
   }
-  // A model's own subfolders are no models, and the first warning says what to do.
-  if (is_model_itself) return "";
+  if (!IsMeantAsModel(root, folder)) return "";
   return absl::StrCat(what, ": no ", kConfigFile, " in it, so it is no model: download it again ",
                       "with its ", kConfigFile,
                       ", or give a model that lies deeper as --model NAME=DIR");
@@ -123,25 +141,20 @@ absl::Status CheckModelName(absl::string_view name) {
                  kNameRule);
 }
 
-ModelFolders::ModelFolders(std::string repository, std::vector<NamedFolder> named)
-    : repository_(std::move(repository)), named_(std::move(named)) {}
-
 void ModelFolders::AddNamed(absl::string_view name, std::vector<Candidate>* out) const {
   for (const NamedFolder& folder : named_) {
     if (folder.name != name) continue;
     Candidate candidate = {absl::StrCat("--model ", folder.name, "=", folder.path), nullptr, ""};
-    auto root = RepositoryRoot::OpenFolder(folder.path, folder.name);
+    std::string path;
+    auto root = OpenNamed(folder, &path);
     if (root.ok()) {
       candidate.root = std::make_shared<RepositoryRoot>(*std::move(root));
-      candidate.path = PathInFolder(*candidate.root, folder.name);
+      candidate.path = PathInFolder(*candidate.root, path);
     } else {
       candidate.path = root.status();
     }
     if (const absl::Status status = candidate.path.status(); !status.ok()) {
-      candidate.path = absl::Status(
-          status.code(),
-          absl::StrCat(candidate.place, ": ", status.message(),
-                       absl::IsInvalidArgument(status) ? AdviceOnLinks(folder.path) : ""));
+      candidate.path = Prefixed(candidate.place, status);
     }
     out->push_back(std::move(candidate));
   }
@@ -156,7 +169,7 @@ absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector
                         absl::StrReplaceAll(opened.status().message(), {{path, ""}}));
   }
   const auto root = std::make_shared<const RepositoryRoot>(*std::move(opened));
-  const absl::Status plain = OpenModel(*root, name);
+  const absl::Status plain = FindModel(*root, name);
   if (!absl::IsNotFound(plain)) {
     out->push_back({absl::StrCat("folder ", Quoted(name)), root,
                     plain.ok() ? absl::StatusOr<std::string>(std::string(name)) : plain});
@@ -190,17 +203,16 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
     return ModelFolder{found[0].root, std::move(path)};
   }
   AWQD_RETURN_IF_ERROR(repository);
-  if (lacks.empty()) lacks = absl::StrCat("no ", ConfigPath(name), " beneath the repository");
-  return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
+  if (lacks.empty()) lacks = absl::StrCat("no ", name, "/", kConfigFile, " beneath the repository");
+  const absl::Status none = absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
+  if (seen == nullptr) return none;  // a list reads no file of what is no model
+  const absl::StatusOr<RepositoryRoot> root = RepositoryRoot::Open(repository_);
+  return root.ok() ? model::NameFamily(*root, name, none) : none;
 }
 
 model::FolderState ModelFolders::InspectFolder(const absl::StatusOr<ModelFolder>& located) {
   if (located.ok()) return model::ReadFolderState(*located->root, located->path);
   return {.there = !absl::IsNotFound(located.status()), .files = located.status().ToString()};
-}
-
-model::FolderState ModelFolders::Inspect(absl::string_view name) const {
-  return InspectFolder(Locate(name));
 }
 
 std::string ModelFolders::RepositoryIdentity() const {
@@ -228,6 +240,26 @@ absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::ListModels() c
   return out;
 }
 
+absl::Status ModelFolders::CheckRepository(bool may_be_empty) const {
+  if (repository_.empty()) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(repository_));
+  const std::string shown = Quoted(repository_, 1024);
+  // A Hub cache has a folder with these two for each model.
+  const bool of_hub = root.ListDirectory("snapshots").ok() && root.ListDirectory("blobs").ok();
+  if (of_hub || root.OpenFile(kConfigFile).ok()) {
+    return Invalid(shown,
+                   " is itself a model: give the folder above it, or --model NAME=", repository_,
+                   " instead");
+  }
+  AWQD_ASSIGN_OR_RETURN(const auto models, ListModels());
+  if (may_be_empty || !models.empty()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(
+      shown, " has no folder with a ", kConfigFile,
+      " and no GGUF file: put a model there, such as ", "with hf download ORG/NAME --local-dir ",
+      repository_, "/NAME, give the folder of one as ",
+      "--model NAME=DIR, or wait for models with --watch_repository"));
+}
+
 std::vector<std::string> ModelFolders::Warnings() const {
   std::vector<std::string> out;
   if (repository_.empty()) return out;
@@ -235,15 +267,9 @@ std::vector<std::string> ModelFolders::Warnings() const {
   if (!root.ok()) return out;
   const absl::StatusOr<std::vector<std::string>> folders = root->ListDirectory(".");
   if (!folders.ok()) return out;
-  const bool is_model = !absl::IsNotFound(root->OpenFile(kConfigFile).status());
-  if (is_model) {
-    out.push_back(absl::StrCat(
-        "the repository ", Quoted(repository_, 1024),
-        " is itself a model: give the folder above it, or --model NAME=", repository_, " instead"));
-  }
   size_t more = 0;
   for (const std::string& folder : *folders) {
-    std::string warning = MakeWarning(*root, folder, is_model);
+    std::string warning = MakeWarning(*root, folder);
     if (warning.empty()) continue;
     if (out.size() < kMaxWarnings) {
       out.push_back(std::move(warning));

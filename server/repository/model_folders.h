@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,7 +15,8 @@
 
 namespace awqd::repository {
 
-// A single folder that is served under a name: --model NAME=DIR.
+// A single folder, or GGUF file, that is served under a name: --model NAME=DIR. Of a model in parts
+// the first one is given.
 struct NamedFolder {
   std::string name;
   std::string path;
@@ -41,7 +43,8 @@ class ModelFolders {
   // `repository`: a directory, which need not be there yet; empty for none. `named`: their names
   // are legal and differ.
   // NOLINTNEXTLINE(google-explicit-constructor): a repository alone is the common case.
-  ModelFolders(std::string repository, std::vector<NamedFolder> named = {});
+  ModelFolders(std::string repository, std::vector<NamedFolder> named = {})
+      : repository_(std::move(repository)), named_(std::move(named)) {}
 
   // The folder with the model's config.json. NOT_FOUND when there is none, INVALID_ARGUMENT when
   // there are two, naming both, or when config.json leads out of the root; else why it cannot be
@@ -52,7 +55,7 @@ class ModelFolders {
 
   // The state of a model's files now, to be compared with a later one. Where Locate fails, its
   // error stands for the files.
-  model::FolderState Inspect(absl::string_view name) const;
+  model::FolderState Inspect(absl::string_view name) const { return InspectFolder(Locate(name)); }
   static model::FolderState InspectFolder(const absl::StatusOr<ModelFolder>& located);
 
   // Identifies the repository's directory by device and inode; empty when it cannot be read, or
@@ -62,6 +65,10 @@ class ModelFolders {
   // Every named folder and every model of the repository, each with what Locate says of it.
   // NOT_FOUND or PERMISSION_DENIED when the repository itself cannot be read.
   absl::StatusOr<std::map<std::string, absl::Status>> ListModels() const;
+
+  // INVALID_ARGUMENT when the repository itself is a model, whose folders are no models; NOT_FOUND
+  // when there is no model in it or beside it, unless it may be empty. Both say what to do.
+  absl::Status CheckRepository(bool may_be_empty) const;
 
   // A line for each thing in the repository that looks like a model, is none, and what to do about
   // it. Empty when the repository cannot be read.

@@ -4,13 +4,10 @@
 #include <algorithm>
 #include <exception>
 #include <new>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/out_of_memory.h"
-#include "kernels/base/status.h"
-#include "server/model/model_loader.h"
 
 namespace awqd::repository {
 namespace {
@@ -22,14 +19,6 @@ constexpr absl::string_view kUnloadedIdle =
     "unloaded because it was not used; the next request that names it loads it";
 
 }  // namespace
-
-ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, model::Sharding sharding,
-                       model::ProgressLog log, model::ProgressLog bar)
-    : folders_(std::move(folders)),
-      devices_(std::move(devices)),
-      sharding_(sharding),
-      log_(std::move(log)),
-      bar_(std::move(bar)) {}
 
 absl::StatusOr<ModelStore::Begun> ModelStore::BeginLoad(absl::string_view name, LoadFor whom) {
   const bool for_request = whom == LoadFor::kRequest;
@@ -86,16 +75,20 @@ absl::StatusOr<std::vector<Device*>> ModelStore::ChooseDevices() const {
 
 absl::StatusOr<std::shared_ptr<model::Model>> ModelStore::LoadFromDisk(const std::string& name,
                                                                        const Begun& begun,
+                                                                       bool require_all,
                                                                        bool* seen) const {
   const absl::StatusOr<ModelFolder> located = folders_.Locate(name, seen);
   // Before anything is read, so that a later inspection finds changes from here on.
   begun.state->files = ModelFolders::InspectFolder(located).files;
   AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, located);
   AWQD_ASSIGN_OR_RETURN(std::vector<Device*> targets, ChooseDevices());
+  const model::LoadTarget target = {.devices = std::move(targets),
+                                    .sharding = sharding_,
+                                    .statistics = begun.statistics,
+                                    .require_all = require_all};
   AWQD_ASSIGN_OR_RETURN(
       std::shared_ptr<model::Model> model,
-      model::LoadModel(*folder.root, folder.path, name,
-                       {std::move(targets), sharding_, begun.statistics}, cancelled_,
+      model::LoadModel(*folder.root, folder.path, name, target, cancelled_,
                        {log_, bar_, &begun.state->share, &begun.state->planned_bytes}));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
@@ -134,23 +127,28 @@ absl::StatusOr<ModelStore::ModelPtr> ModelStore::EndLoad(
   return entry.model;
 }
 
-absl::StatusOr<ModelStore::ModelPtr> ModelStore::Load(absl::string_view name) {
-  return RunLoad(name, LoadFor::kRequest);
+absl::StatusOr<ModelStore::ModelPtr> ModelStore::Load(absl::string_view name,
+                                                      bool require_all_weights) {
+  return RunLoad(name, LoadFor::kRequest, require_all_weights || require_all_weights_);
 }
 
-absl::StatusOr<ModelStore::ModelPtr> ModelStore::RunLoad(absl::string_view name, LoadFor whom) {
+absl::StatusOr<ModelStore::ModelPtr> ModelStore::RunLoad(absl::string_view name, LoadFor whom,
+                                                         bool require_all) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
   const std::string no_memory =
       absl::StrCat("model \"", name, "\": host memory ran out while it was loaded");
   AWQD_ASSIGN_OR_RETURN(const Begun begun, BeginLoad(name, whom));
-  if (begun.joined != nullptr) return begun.joined;
+  if (begun.joined != nullptr) {
+    if (require_all) AWQD_RETURN_IF_ERROR(begun.joined->CheckAllServed());
+    return begun.joined;
+  }
   const absl::Time start = absl::Now();
   bool seen = false;
   // Whatever happens, the load that has begun must end. A thread that cannot be started throws
   // another exception than an allocation that fails.
   const auto load = [&]() -> absl::StatusOr<std::shared_ptr<model::Model>> {
     try {
-      return LoadFromDisk(std::string(name), begun, &seen);
+      return LoadFromDisk(std::string(name), begun, require_all, &seen);
     } catch (const std::bad_alloc&) {
       return OutOfMemory(no_memory);
     } catch (const std::exception& error) {
@@ -162,16 +160,19 @@ absl::StatusOr<ModelStore::ModelPtr> ModelStore::RunLoad(absl::string_view name,
   return EndLoad(name, begun, seen, std::move(loaded));
 }
 
+ModelStore::ModelPtr ModelStore::WaitForLoad(absl::string_view name) {
+  MutexLock lock(&mu_);
+  for (auto it = entries_.find(name); it != entries_.end(); it = entries_.find(name)) {
+    if (it->second.model != nullptr) return it->second.model;
+    if (it->second.loading == nullptr || cancelled_) break;
+    load_ended_.Wait(&mu_);
+  }
+  return nullptr;
+}
+
 absl::StatusOr<ModelStore::ModelPtr> ModelStore::LoadUnlessServed(absl::string_view name) {
   for (;;) {
-    {
-      MutexLock lock(&mu_);
-      for (auto it = entries_.find(name); it != entries_.end(); it = entries_.find(name)) {
-        if (it->second.model != nullptr) return it->second.model;
-        if (it->second.loading == nullptr || cancelled_) break;
-        load_ended_.Wait(&mu_);
-      }
-    }
+    if (ModelPtr served = WaitForLoad(name)) return served;
     auto model = Load(name);
     // Another load may have begun in between: it is waited for as well.
     if (!absl::IsAlreadyExists(model.status())) return model;
@@ -196,10 +197,6 @@ absl::Status ModelStore::Unload(absl::string_view name) {
   entry.explicitly_unloaded = true;
   if (coming) entry.loading->unwanted = true;
   return absl::OkStatus();
-}
-
-absl::StatusOr<ModelStore::ModelPtr> ModelStore::Reconcile(absl::string_view name) {
-  return RunLoad(name, LoadFor::kServer);
 }
 
 bool ModelStore::UnloadRemoved(absl::string_view name, int64_t version) {
@@ -234,25 +231,11 @@ bool ModelStore::UnloadIdle(absl::string_view name, int64_t version, int64_t req
   return true;
 }
 
-bool ModelStore::IsUnloadedIdle(absl::string_view name) const {
-  MutexLock lock(&mu_);
-  const auto it = entries_.find(name);
-  return it != entries_.end() && it->second.unloaded_idle;
-}
-
 absl::StatusOr<ModelStore::ModelPtr> ModelStore::LoadOnDemand(absl::string_view name) {
   for (;;) {
-    {
-      MutexLock lock(&mu_);
-      auto it = entries_.find(name);
-      while (it != entries_.end() && it->second.model == nullptr && it->second.loading != nullptr &&
-             !cancelled_) {
-        load_ended_.Wait(&mu_);
-        it = entries_.find(name);
-      }
-    }
+    if (ModelPtr served = WaitForLoad(name)) return served;
     if (!IsUnloadedIdle(name)) return Find(name);
-    auto model = RunLoad(name, LoadFor::kServer);
+    auto model = RunLoad(name, LoadFor::kServer, require_all_weights_);
     // An explicit request, or another call, was quicker. Its end decides.
     if (!absl::IsAlreadyExists(model.status()) && !absl::IsAborted(model.status())) return model;
   }
@@ -278,18 +261,6 @@ absl::StatusOr<ModelStore::ModelPtr> ModelStore::Find(absl::string_view name) co
       entry.message.empty() ? "" : absl::StrCat("; its last load failed: ", entry.message)));
 }
 
-absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> ModelStore::FindWeight(
-    absl::string_view model, absl::string_view weight) const {
-  AWQD_ASSIGN_OR_RETURN(const ModelPtr found, Find(model));
-  return found->FindWeight(weight);
-}
-
-absl::StatusOr<std::shared_ptr<const model::WeightStack>> ModelStore::FindStack(
-    absl::string_view model, absl::string_view stack) const {
-  AWQD_ASSIGN_OR_RETURN(const ModelPtr found, Find(model));
-  return found->FindStack(stack);
-}
-
 ModelStatus ModelStore::MakeStatus(const std::string& name, const Entry& entry) {
   ModelStatus status = {name, ModelState::kUnloaded, entry.message, entry.model, entry.statistics};
   status.loaded_share = entry.loading != nullptr ? entry.loading->share.load()
@@ -304,6 +275,9 @@ ModelStatus ModelStore::MakeStatus(const std::string& name, const Entry& entry) 
     const model::Losses losses = model::FindLosses(*entry.model);
     status.state = losses.weights > 0 ? ModelState::kFailed : ModelState::kReady;
     if (status.message.empty()) status.message = losses.Message();
+    if (status.message.empty()) {
+      status.message = std::string(ClipUtf8(entry.model->UnservedMessage(), kMaxMessageBytes));
+    }
   } else if (entry.loading != nullptr) {
     status.state = ModelState::kLoading;
   } else if (entry.unloaded_idle) {
@@ -315,11 +289,8 @@ ModelStatus ModelStore::MakeStatus(const std::string& name, const Entry& entry) 
 }
 
 std::vector<ModelStatus> ModelStore::ListServed() const {
-  std::vector<ModelStatus> out;
-  MutexLock lock(&mu_);
-  for (const auto& [name, entry] : entries_) {
-    if (entry.model != nullptr || entry.loading != nullptr) out.push_back(MakeStatus(name, entry));
-  }
+  std::vector<ModelStatus> out = ListKnown();
+  std::erase_if(out, [](const auto& status) { return status.model == nullptr && !status.loading; });
   return out;
 }
 
@@ -338,10 +309,7 @@ std::vector<ModelStatus> ModelStore::List() const {
       out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)), nullptr};
     }
   }
-  MutexLock lock(&mu_);
-  for (const auto& [name, entry] : entries_) {
-    out[name] = MakeStatus(name, entry);
-  }
+  for (ModelStatus& status : ListKnown()) out[status.name] = std::move(status);
   std::vector<ModelStatus> list;
   for (auto& [name, status] : out) list.push_back(std::move(status));
   return list;

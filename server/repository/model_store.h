@@ -11,19 +11,20 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/histogram.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/status.h"
 #include "kernels/device.h"
 #include "server/model/model.h"
+#include "server/model/model_loader.h"
 #include "server/model/placed_weight.h"
-#include "server/model/progress.h"
-#include "server/model/weight_stack.h"
-#include "server/obs/histogram.h"
 #include "server/repository/model_folders.h"
 
 namespace awqd::repository {
@@ -58,7 +59,12 @@ class ModelStore {
   // most every two seconds, from the loading thread. `bar`, if given, gets a progress bar instead
   // of those lines.
   ModelStore(ModelFolders folders, std::vector<Device*> devices, model::Sharding sharding,
-             model::ProgressLog log = nullptr, model::ProgressLog bar = nullptr);
+             model::ProgressLog log = nullptr, model::ProgressLog bar = nullptr)
+      : folders_(std::move(folders)),
+        devices_(std::move(devices)),
+        sharding_(sharding),
+        log_(std::move(log)),
+        bar_(std::move(bar)) {}
   ModelStore(ModelFolders folders, Device* device)
       : ModelStore(std::move(folders), std::vector<Device*>{device}, model::Sharding::kReplicas) {}
 
@@ -66,6 +72,9 @@ class ModelStore {
   // the first load.
   using BeforeServing = std::function<absl::Status(const model::Model&)>;
   void set_before_serving(BeforeServing hook) { before_serving_ = std::move(hook); }
+
+  // Every load fails where a quantised weight cannot be read. Set before the first load.
+  void set_require_all_weights(bool require) { require_all_weights_ = require; }
 
   // --- Explicit requests ---
 
@@ -76,7 +85,9 @@ class ModelStore {
   // is in progress, UNAVAILABLE after CancelLoads. A reload needs room for both versions. A load
   // that the server began by itself is waited for instead, and its result is returned; if it fails,
   // this loads itself.
-  absl::StatusOr<ModelPtr> Load(absl::string_view name);
+  // `require_all_weights`: the load also fails with the reason of the first quantised weight that
+  // cannot be read.
+  absl::StatusOr<ModelPtr> Load(absl::string_view name, bool require_all_weights = false);
 
   // NOT_FOUND when nothing is served under the name, unloaded while idle, or being loaded by the
   // server itself; such a load then ends with ABORTED. Memory is freed when the last request lets
@@ -95,7 +106,9 @@ class ModelStore {
   // Loads or reloads as Load does, for the reconciler. ABORTED where a request has unloaded the
   // model since it was last loaded, or does so meanwhile; ALREADY_EXISTS where a load is in
   // progress.
-  absl::StatusOr<ModelPtr> Reconcile(absl::string_view name);
+  absl::StatusOr<ModelPtr> Reconcile(absl::string_view name) {
+    return RunLoad(name, LoadFor::kServer, require_all_weights_);
+  }
   // The folder is gone: unloads version `version` (0: none is served) and forgets why a load of it
   // failed. Nothing happens where another version is served by now, or a load is in progress. True:
   // something was unloaded.
@@ -107,7 +120,11 @@ class ModelStore {
   // more than `requests`, as ModelStatistics counts them. True: it was unloaded.
   bool UnloadIdle(absl::string_view name, int64_t version, int64_t requests);
   // Whether LoadOnDemand would load it. Another thread may have loaded it when this returns.
-  bool IsUnloadedIdle(absl::string_view name) const;
+  bool IsUnloadedIdle(absl::string_view name) const {
+    MutexLock lock(&mu_);
+    const auto it = entries_.find(name);
+    return it != entries_.end() && it->second.unloaded_idle;
+  }
   // Loads what UnloadIdle has unloaded; waits for a load in progress. Returns the served model at
   // once, and what Find returns for a model that was not unloaded while idle. Fails as Load does. A
   // load that fails for want of memory or at the end of the server is tried again on the next
@@ -121,9 +138,15 @@ class ModelStore {
   absl::StatusOr<ModelPtr> Find(absl::string_view name) const;
   // As Find, then as Model::FindWeight and Model::FindStack.
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> FindWeight(
-      absl::string_view model, absl::string_view weight) const;
+      absl::string_view model, absl::string_view weight) const {
+    AWQD_ASSIGN_OR_RETURN(const ModelPtr found, Find(model));
+    return found->FindWeight(weight);
+  }
   absl::StatusOr<std::shared_ptr<const model::WeightStack>> FindStack(
-      absl::string_view model, absl::string_view stack) const;
+      absl::string_view model, absl::string_view stack) const {
+    AWQD_ASSIGN_OR_RETURN(const ModelPtr found, Find(model));
+    return found->FindStack(stack);
+  }
 
   // Every model that folders() finds and every known name, sorted. A model that was not loaded and
   // cannot be opened counts as failed.
@@ -145,8 +168,8 @@ class ModelStore {
   int64_t device_bytes(const Device* device) const;
 
   // How long loads took that succeeded and that failed, nanoseconds.
-  const obs::Histogram& loads() const { return loads_; }
-  const obs::Histogram& failed_loads() const { return failed_loads_; }
+  const Histogram& loads() const { return loads_; }
+  const Histogram& failed_loads() const { return failed_loads_; }
 
   // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
   // every later one. What is served stays.
@@ -189,10 +212,13 @@ class ModelStore {
   absl::StatusOr<Begun> BeginLoad(absl::string_view name, LoadFor whom);
   // Waits for a load of the server's own that is in progress. Null without one, and where it fails.
   ModelPtr JoinServerLoad(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<ModelPtr> RunLoad(absl::string_view name, LoadFor whom);
+  // Waits for a load of any kind that is in progress. Null where nothing is served then.
+  ModelPtr WaitForLoad(absl::string_view name);
+  absl::StatusOr<ModelPtr> RunLoad(absl::string_view name, LoadFor whom, bool require_all);
   // The load itself, without the lock. `seen`: whether there is anything of that name.
   absl::StatusOr<std::shared_ptr<model::Model>> LoadFromDisk(const std::string& name,
-                                                             const Begun& begun, bool* seen) const;
+                                                             const Begun& begun, bool require_all,
+                                                             bool* seen) const;
   absl::StatusOr<ModelPtr> EndLoad(absl::string_view name, const Begun& begun, bool seen,
                                    absl::StatusOr<std::shared_ptr<model::Model>> loaded);
   // The devices that a model loaded now is put on: of those that work. FAILED_PRECONDITION when
@@ -206,8 +232,9 @@ class ModelStore {
   const model::ProgressLog log_;
   const model::ProgressLog bar_;
   BeforeServing before_serving_;
+  bool require_all_weights_ = false;
   std::atomic<bool> cancelled_{false};
-  obs::Histogram loads_{obs::kLoadBounds}, failed_loads_{obs::kLoadBounds};
+  Histogram loads_{kLoadBounds}, failed_loads_{kLoadBounds};
   mutable Mutex mu_;
   CondVar load_ended_;
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);

@@ -1,7 +1,8 @@
-// Reconciler: keeps the served models equal to what the models' folders hold.
+// The loads that no request asks for: those at start, and the Reconciler's, which keeps the served
+// models equal to what the models' folders hold.
 //
-// It inspects the folders again and again instead of waiting for inotify alone: inotify reports
-// neither what other machines write over NFS nor a link above a folder that is made to lead
+// The reconciler inspects the folders again and again instead of waiting for inotify alone: inotify
+// reports neither what other machines write over NFS nor a link above a folder that is made to lead
 // elsewhere, and it loses events when there are many. An inspection opens each file and compares
 // inode, size and times.
 //
@@ -18,15 +19,47 @@
 // its place (a file system was unmounted).
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/repository/model_store.h"
 
 namespace awqd::repository {
+
+// --- At start ---
+
+// The names of all models that the store's folders hold. If `load_models` (--load_model) is not
+// empty, only these models of the repository, and every named folder. Names are checked here, so
+// that a typing error ends the server before it listens. Logs a warning for each thing that looks
+// like a model and is none, and for each model that cannot be opened.
+// NOT_FOUND or PERMISSION_DENIED when the repository cannot be read, INVALID_ARGUMENT for a name;
+// the errors of ModelFolders::CheckRepository.
+absl::StatusOr<std::vector<std::string>> ChooseModels(const std::vector<std::string>& load_models,
+                                                      bool may_be_empty, const ModelStore& store);
+
+struct LoadedAtStart {
+  size_t loaded = 0;
+  std::vector<absl::Status> failed;  // each names its model
+
+  // Every reason in one line, with the code of the first. OK when none failed.
+  absl::Status Error() const;
+};
+
+// Loads them one after the other, on the calling thread; a failure does not keep the others from
+// being loaded. Models that requests have loaded meanwhile are not loaded again. Logs each model
+// that was loaded, and at the end those that were not. Returns early, and logs no failure, once
+// `stopping`.
+LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atomic<bool>& stopping,
+                          ModelStore* store);
+
+// --- As the folders change ---
 
 struct WatchOptions {
   bool on = false;
@@ -62,7 +95,6 @@ class Reconciler {
   };
   // False when the repository seems to be missing.
   bool IsRepositoryThere(size_t found);
-  bool IsWanted(const std::string& name, const ModelStatus& status) const;
   void ReconcileModel(const std::string& name, const ModelStatus& status, absl::Time now,
                       Result* result);
   void LoadModel(const std::string& name, bool served, absl::Time now, Seen* seen, Result* result);

@@ -1,8 +1,6 @@
 // Identifies a caller by its credentials, and checks its roles.
 #include "server/security/access.h"
 
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -11,27 +9,6 @@
 #include "server/obs/logging.h"
 
 namespace awqd::security {
-namespace {
-
-constexpr absl::string_view kBearer = "Bearer ";
-
-// The values of "authorization".
-struct Authorization {
-  int count = 0;
-  std::string token;  // TOKEN of "Bearer TOKEN"; empty for any other value
-};
-
-Authorization ReadAuthorization(const Credentials& caller) {
-  Authorization shown;
-  caller.Authorizations([&](absl::string_view value) {
-    ++shown.count;
-    if (!absl::StartsWithIgnoreCase(value, kBearer)) return;
-    shown.token = std::string(value.substr(kBearer.size()));
-  });
-  return shown;
-}
-
-}  // namespace
 
 Access::Access(const Options& options)
     : options_(options), identities_(std::make_shared<Identities>()) {}
@@ -51,9 +28,8 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Create(const Options& options) {
 absl::Status Access::ReplaceIdentities(absl::string_view text) {
   absl::StatusOr<Identities> read = Identities::Parse(text);
   if (!read.ok()) {
-    return absl::Status(read.status().code(),
-                        absl::StrCat("--tokens: \"", obs::LogText(options_.tokens, 1024),
-                                     "\": ", read.status().message()));
+    return Prefixed(absl::StrCat("--tokens: \"", obs::LogText(options_.tokens, 1024), "\""),
+                    read.status());
   }
   auto fresh = std::make_shared<const Identities>(*std::move(read));
   MutexLock lock(&mu_);
@@ -88,6 +64,7 @@ std::optional<Role> Access::RequiredRole(Need need) const {
 
 absl::StatusOr<IdentityPtr> Access::Identify(absl::string_view method, Need need,
                                              const Credentials& caller) const {
+  constexpr absl::string_view kBearer = "Bearer ";
   const std::shared_ptr<const Identities> known = identities();
   const std::optional<Role> role = RequiredRole(need);
   const auto nobody = [&](absl::string_view got) {
@@ -97,22 +74,21 @@ absl::StatusOr<IdentityPtr> Access::Identify(absl::string_view method, Need need
         role ? absl::StrCat(" of an identity with the role ", Name(*role)) : ""));
   };
   // A token takes precedence over a certificate, because it belongs to the call itself.
-  if (const Authorization shown = ReadAuthorization(caller); shown.count > 0) {
-    if (shown.count > 1) return nobody("several values of \"authorization\"");
-    if (shown.token.empty()) return nobody("an \"authorization\" that is not a Bearer token");
-    IdentityPtr identity = known->FindToken(shown.token);
+  if (!caller.authorizations.empty()) {
+    if (caller.authorizations.size() > 1) return nobody("several values of \"authorization\"");
+    absl::string_view token = caller.authorizations.front();
+    if (!absl::StartsWithIgnoreCase(token, kBearer) || token.size() == kBearer.size()) {
+      return nobody("an \"authorization\" that is not a Bearer token");
+    }
+    IdentityPtr identity = known->FindToken(token.substr(kBearer.size()));
     if (identity == nullptr) return nobody("an unknown token");
     return identity;
   }
   if (!known->has_certificates()) return nobody("none");
-  IdentityPtr identity;
-  bool any = false;
-  caller.CertificateNames([&](absl::string_view name) {
-    any = true;
-    if (identity == nullptr) identity = known->FindCertificate(name);
-  });
-  if (identity == nullptr) return nobody(any ? "a certificate with unknown names" : "none");
-  return identity;
+  for (const std::string& name : caller.certificate_names) {
+    if (IdentityPtr identity = known->FindCertificate(name)) return identity;
+  }
+  return nobody(caller.certificate_names.empty() ? "none" : "a certificate with unknown names");
 }
 
 absl::StatusOr<IdentityPtr> Access::Admit(absl::string_view method, Need need,

@@ -3,9 +3,10 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -17,32 +18,11 @@
 
 namespace awqd::security {
 
-// The credentials of a caller, read only when a decision needs them.
-class Credentials {
- public:
-  // Calls `each` with every value of the call's metadata "authorization".
-  virtual void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const = 0;
-  // Calls `each` with every name of the client's verified certificate, in the form of Identities:
-  // "cn:alice". Makes no call without a certificate.
-  virtual void CertificateNames(absl::FunctionRef<void(absl::string_view)> each) const = 0;
-
- protected:
-  ~Credentials() = default;
-};
-
-// The credentials of an HTTP request, which has no certificate. `authorizations`: the values of its
-// header "Authorization", which outlive this.
-class HttpCaller final : public Credentials {
- public:
-  explicit HttpCaller(const std::vector<std::string>& authorizations)
-      : authorizations_(authorizations) {}
-  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
-    for (const std::string& value : authorizations_) each(value);
-  }
-  void CertificateNames(absl::FunctionRef<void(absl::string_view)>) const override {}
-
- private:
-  const std::vector<std::string>& authorizations_;
+// The credentials of a caller.
+struct Credentials {
+  std::vector<std::string> authorizations;  // every value of the call's metadata "authorization"
+  // Every name of the client's verified certificate, in the form of Identities: "cn:alice".
+  std::vector<std::string> certificate_names;
 };
 
 // Thread-safe.
@@ -54,6 +34,8 @@ class Access {
   // names the file.
   static absl::StatusOr<std::unique_ptr<Access>> Create(const Options& options);
 
+  // Whether callers have identities. Otherwise Admit looks at no credentials.
+  bool has_identities() const { return options_.identities(); }
   // Admits a call of `method`, "package.Service/Method", and returns the caller's identity, or null
   // where the method needs none. Returns UNAUTHENTICATED for an unknown caller and
   // PERMISSION_DENIED for a missing role. Messages never quote what the caller sent.

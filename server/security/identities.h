@@ -11,9 +11,12 @@
 // wildcards. An identity may have several lines, such as one for an old and one for a new token.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,9 +24,23 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/security/roles.h"
-#include "server/security/secrets.h"
 
 namespace awqd::security {
+
+using Digest = std::array<uint8_t, 32>;
+
+// Thread-safe.
+Digest Sha256(absl::string_view text);
+
+// Compares in a time that does not depend on the contents.
+bool SameSecret(const Digest& a, const Digest& b);
+
+// Parses 64 hexadecimal digits of either case; nullopt for any other text.
+std::optional<Digest> DigestFromHex(absl::string_view hex);
+
+// Describes a word of a file of secrets for an error. Quotes words of at most 16 characters, which
+// are shorter than any token or digest, and gives the length of others.
+std::string QuoteIfShort(absl::string_view word);
 
 struct Identity {
   std::string name;  // at most 64 letters, digits and . _ @ -
@@ -40,9 +57,15 @@ class Identities {
   static absl::StatusOr<Identities> Parse(absl::string_view text);
 
   // Returns null when no identity has this token.
-  IdentityPtr FindToken(absl::string_view token) const;
+  IdentityPtr FindToken(absl::string_view token) const {
+    const auto found = tokens_.find(Sha256(token));
+    return found == tokens_.end() ? nullptr : found->second;
+  }
   // `name` as in the file: "cn:alice". Returns null when no identity has it.
-  IdentityPtr FindCertificate(absl::string_view name) const;
+  IdentityPtr FindCertificate(absl::string_view name) const {
+    const auto found = certificates_.find(name);
+    return found == certificates_.end() ? nullptr : found->second;
+  }
   // Whether any identity is known by a certificate.
   bool has_certificates() const { return !certificates_.empty(); }
   size_t size() const { return tokens_.size() + certificates_.size(); }

@@ -8,19 +8,14 @@
 #include "kernels/base/status.h"
 
 namespace awqd::security {
-namespace {
-
-absl::Status CheckPair(const Options& options) {
-  if (options.tls_cert.empty() == options.tls_key.empty()) return absl::OkStatus();
-  const bool cert = options.tls_key.empty();
-  return BadValue(cert ? "--tls_key" : "--tls_cert", "nothing",
-                  cert ? "the key of --tls_cert" : "the certificate of --tls_key");
-}
-
-}  // namespace
 
 absl::Status ResolveOptions(Options* options, bool local) {
-  AWQD_RETURN_IF_ERROR(CheckPair(*options));
+  if (options->tls() && options->tls_key.empty()) {
+    return BadValue("--tls_key", "nothing", "the key of --tls_cert");
+  }
+  if (!options->tls() && !options->tls_key.empty()) {
+    return BadValue("--tls_cert", "nothing", "the certificate of --tls_key");
+  }
   if (!options->tls_client_ca.empty() && !options->tls()) {
     return BadValue("--tls_client_ca", "no --tls_cert",
                     "--tls_cert and --tls_key, because client certificates need TLS");

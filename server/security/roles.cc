@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
-#include "server/security/secrets.h"
+#include "server/security/identities.h"
 
 namespace awqd::security {
 namespace {

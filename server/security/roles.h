@@ -26,7 +26,6 @@ class Roles {
   constexpr Roles() = default;
   constexpr void Insert(Role role) { bits_ |= 1u << static_cast<int>(role); }
   constexpr bool Has(Role role) const { return (bits_ >> static_cast<int>(role) & 1u) != 0; }
-  constexpr bool empty() const { return bits_ == 0; }
   bool operator==(const Roles&) const = default;
 
  private:

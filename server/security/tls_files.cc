@@ -7,7 +7,10 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
+#include <algorithm>
+#include <ctime>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
@@ -44,14 +47,24 @@ Certificate FirstCertificate(const std::string& pem) {
   return Certificate(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr));
 }
 
-// Whether `pem` has certificates, and no block that fails to parse.
-bool HoldsCertificates(const std::string& pem) {
+absl::Time ExpiryOf(const X509* certificate) {
+  std::tm end = {};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) != 1) return absl::InfinitePast();
+  return absl::FromTM(end, absl::UTCTimeZone());
+}
+
+// The earliest expiry of the certificates in `pem`. Null when it has none, or a block that fails to
+// parse.
+std::optional<absl::Time> EarliestExpiry(const std::string& pem) {
   const Bio bio = Open(pem);
-  int count = 0;
-  while (Certificate(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr))) ++count;
+  std::optional<absl::Time> earliest;
+  while (const auto certificate =
+             Certificate(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr))) {
+    earliest = std::min(earliest.value_or(absl::InfiniteFuture()), ExpiryOf(certificate.get()));
+  }
   const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
   ERR_clear_error();
-  return count > 0 && at_end;
+  return at_end ? earliest : std::nullopt;
 }
 
 }  // namespace
@@ -66,9 +79,9 @@ absl::StatusOr<TlsFiles> CheckTls(const Options& options,
                                   const std::vector<std::string>& contents) {
   TlsFiles files = {.certificates = contents[0], .key = contents[1]};
   if (contents.size() > 2) files.client_ca = contents[2];
-  if (!HoldsCertificates(files.certificates)) {
-    return Refused("--tls_cert", options.tls_cert, "certificates in PEM");
-  }
+  const std::optional<absl::Time> expiry = EarliestExpiry(files.certificates);
+  if (!expiry) return Refused("--tls_cert", options.tls_cert, "certificates in PEM");
+  files.expiry = *expiry;
   const Bio bio = Open(files.key);
   const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr));
   if (key == nullptr) {
@@ -79,7 +92,7 @@ absl::StatusOr<TlsFiles> CheckTls(const Options& options,
                    absl::StrCat("the key of the first certificate in \"",
                                 obs::LogText(options.tls_cert, 1024), "\""));
   }
-  if (!options.tls_client_ca.empty() && !HoldsCertificates(files.client_ca)) {
+  if (!options.tls_client_ca.empty() && !EarliestExpiry(files.client_ca)) {
     return Refused("--tls_client_ca", options.tls_client_ca, "certificates in PEM");
   }
   return files;

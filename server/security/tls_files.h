@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/security/options.h"
 
 namespace awqd::security {
@@ -15,6 +16,7 @@ struct TlsFiles {
   std::string certificates;  // the server's own comes first
   std::string key;
   std::string client_ca;  // empty: clients need no certificates
+  absl::Time expiry;      // of the first of `certificates` that expires
 };
 
 // The paths of the files that CheckTls checks, in its order.

@@ -11,9 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/mutex.h"
+#include "kernels/base/pause.h"
 
 namespace awqd::security {
 
@@ -29,11 +28,16 @@ class WatchedFiles {
   // Reads the files and applies their contents, and returns an error of either. Then a thread polls
   // the files every `interval`. It applies new contents that it reads twice in a row, because files
   // that belong together are not written at the same moment. It logs contents that cannot be read
-  // or applied once, and keeps the previous ones.
+  // or applied once, and keeps the previous ones. It calls `polled`, if there is one, after each
+  // poll.
   static absl::StatusOr<std::unique_ptr<WatchedFiles>> Start(
       std::vector<std::string> paths, Apply apply,
-      std::chrono::milliseconds interval = std::chrono::milliseconds(500));
+      std::chrono::milliseconds interval = std::chrono::milliseconds(500),
+      std::function<void()> polled = nullptr);
   ~WatchedFiles();
+  // Makes the next poll of every WatchedFiles of the process apply what it reads, changed or not,
+  // and log the outcome. Returns how many files are watched.
+  static int RequestReload();
   WatchedFiles(const WatchedFiles&) = delete;
   WatchedFiles& operator=(const WatchedFiles&) = delete;
 
@@ -41,7 +45,6 @@ class WatchedFiles {
   WatchedFiles(std::vector<std::string> paths, Apply apply, std::chrono::milliseconds interval)
       : paths_(std::move(paths)), apply_(std::move(apply)), interval_(interval) {}
 
-  void Watch();
   void Poll();
 
   const std::vector<std::string> paths_;
@@ -49,9 +52,8 @@ class WatchedFiles {
   const std::chrono::milliseconds interval_;
   absl::StatusOr<Contents> last_;     // read by the last poll
   absl::StatusOr<Contents> handled_;  // applied, or logged as an error
-  Mutex mu_;
-  CondVar wake_;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  int requests_ = 0;                  // of reloads, that were seen
+  Pause pause_;
   std::thread thread_;
 };
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -15,8 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/mutex.h"
-#include "server/transport/byte_budget.h"
-#include "server/wire/status.h"
+#include "server/transport/limits.h"
 
 namespace awqd::services {
 namespace {
@@ -37,7 +35,8 @@ class StreamHandler final : public transport::Reactor,
       self_ = shared_from_this();
       ReadMore();
     }
-    draining_ = std::make_unique<transport::Drain::Listener>(env_.gate, [weak = weak_from_this()] {
+    transport::Drain* const drain = env_.admission->drain();
+    draining_ = std::make_unique<transport::Drain::Listener>(drain, [weak = weak_from_this()] {
       if (const auto stream = weak.lock()) stream->Drain();
     });
   }
@@ -54,7 +53,7 @@ class StreamHandler final : public transport::Reactor,
       }
       item = AcceptItem();
     }
-    item->handler->Start(&item->message, env_.gate);
+    item->handler->Start(&item->message, env_.admission->drain());
     MutexLock lock(&mu_);
     UpdateBytes(*item);
     item->parsing_elsewhere = !item->answered && item->handler->is_large();

@@ -4,18 +4,22 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/obs/snapshot.h"
-#include "server/repository/load_on_demand.h"
+#include "server/repository/idle_models.h"
 #include "server/repository/model_store.h"
 #include "server/services/shared_memory.h"
 #include "server/services/task_queue.h"
 #include "server/transport/admission.h"
-#include "server/transport/byte_budget.h"
-#include "server/transport/drain.h"
+#include "server/transport/limits.h"
 #include "server/transport/options.h"
 
 namespace awqd::transport {
@@ -26,8 +30,9 @@ namespace awqd::services {
 
 // The flags in server/config/flags.cc explain each, and how to choose it.
 struct Options {
-  transport::Options transport;  // its threads are those of `rpc_threads`
-  int rpc_threads = 0;           // 0: by the cores and the device
+  transport::Options transport;        // its threads are those of `rpc_threads`
+  int rpc_threads = 0;                 // 0: by the cores and the device
+  std::set<std::string> start_models;  // names of the models requested at start
   SharedMemoryOptions shared_memory;
   bool reflection = true;
   // How long a reflection stream may be open without asking: there are few of them for all clients.
@@ -36,9 +41,6 @@ struct Options {
   bool orca = false;
   // Products of floating activations are INT8_PER_TOKEN unless a request says how.
   bool int8_activations = false;
-  int load_threads = 2;
-  int packing_threads = 1;
-  int64_t max_queued_loads = 64;
   int64_t max_inline_weight_bytes = int64_t{32} << 20;
   // Requests of one QuantizedMatmulStream that may be in flight, and the bytes of their activations
   // and answers. Past either, the stream is not read until one was answered.
@@ -54,22 +56,22 @@ struct Options {
   int64_t max_batch_tokens = 0;  // 0: no bound but the message size
 };
 
-// Everything in it outlives the gRPC server.
+// Every handler may use it. All of it outlives the gRPC server.
 struct Env {
+  Options options;
   engine::Engine* engine = nullptr;
   repository::ModelStore* models = nullptr;
-  transport::Drain* gate = nullptr;
   transport::Admission* admission = nullptr;
   transport::CallLoop* loop = nullptr;
-  TaskQueue* loads = nullptr;                     // LoadModel, UnloadModel
-  repository::LoadOnDemand* on_demand = nullptr;  // loads models that were unloaded while idle
-  TaskQueue* lists = nullptr;                     // ListModels
-  TaskQueue* pages = nullptr;     // walks over models that do not wait for a disk as lists do
-  TaskQueue* parsings = nullptr;  // large requests
-  TaskQueue* packings = nullptr;  // inline weights
-  transport::ByteBudget* in_flight = nullptr;
-  SharedMemory* shared_memory = nullptr;  // never null, but perhaps off
-  Options options;
+  std::unique_ptr<transport::ByteBudget> in_flight;
+  std::unique_ptr<SharedMemory> shared_memory;  // never null, but perhaps off
+  std::unique_ptr<TaskQueue> loads;             // LoadModel, UnloadModel
+  std::unique_ptr<TaskQueue> lists;             // ListModels
+  std::unique_ptr<TaskQueue> pages;     // walks over models that do not wait for a disk as lists do
+  std::unique_ptr<TaskQueue> parsings;  // large requests
+  std::unique_ptr<TaskQueue> packings;  // inline weights
+  // Loads models that were unloaded while idle.
+  std::unique_ptr<repository::LoadOnDemand> on_demand;
   absl::Time started = absl::Now();
   // True until the models asked for at start are loaded: an unknown name may then still appear, so
   // it is UNAVAILABLE rather than NOT_FOUND.
@@ -80,20 +82,48 @@ struct Env {
   bool ready() const { return serving.load() && able.load(); }
 };
 
-// --- The services of awqd.v1. Each function puts its methods on the loop; `env` outlives it. ---
+// --- The services. Each function puts its methods on the loop; `env` outlives it. ---
 
 // Products, Dequantize and KV4. The methods see messages as gRPC received them and make the bytes
 // of their answers: payloads are copied once on the way in and not at all on the way out, and a
 // message that does not parse is answered by us.
-void ServeInference(const Env& env, transport::CallLoop* loop);
+void ServeInference(const Env& env);
 
 // Over ModelStore. A load runs on Env::loads, never on the loop's threads, and goes on when its
 // client goes away: the client asked for a lasting change. Lists look at the disk and run on a
 // queue of their own, so that they do not wait for loads.
-void ServeModelRepository(const Env& env, transport::CallLoop* loop);
+void ServeModelRepository(const Env& env);
 
 // Version, device, kernel rows, limits.
-void ServeServerInfo(const Env& env, transport::CallLoop* loop);
+void ServeServerInfo(const Env& env);
+
+namespace oip {
+// inference.GRPCInferenceService, whose models are weights. It computes nothing by a way of its
+// own: a request becomes one of awqd.v1 in its codec, and goes through the same handler.
+void Serve(const Env& env);
+}  // namespace oip
+
+namespace orca {
+// Load reports: xds.service.orca.v3, and the newest one at the end of calls. A report that a stream
+// sends counts in Env::in_flight.
+void Serve(const Env& env);
+}  // namespace orca
+
+// grpc.reflection.v1 and its older package v1alpha, whose messages are the same. It tells of the
+// services whose methods have been served by now, and of itself.
+void ServeReflection(const Env& env);
+
+// --- Models ---
+
+// Loads and unloads that clients cause, by whichever protocol: as ModelStore's functions, with a
+// line in the log that says how it ended. They may block for long, so they run on Env::loads.
+// Errors are those that clients may see.
+using ModelPtr = std::shared_ptr<const model::Model>;
+absl::StatusOr<ModelPtr> LoadModel(const Env& env, const std::string& name,
+                                   bool require_all_weights = false);
+absl::Status UnloadModel(const Env& env, const std::string& name);
+// For repository::LoadOnDemand.
+absl::Status LoadModelOnDemand(const Env& env, const std::string& name);
 
 // --- Statistics ---
 

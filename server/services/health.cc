@@ -20,10 +20,9 @@ namespace {
 // A watch keeps its name for as long as it is open.
 constexpr size_t kMaxServiceBytes = 256;
 
-absl::Status ParseRequest(grpc::ByteBuffer* message, HealthCheckRequest* request) {
-  AWQD_RETURN_IF_ERROR(wire::Parse(message, request));
-  if (request->service().size() <= kMaxServiceBytes) return absl::OkStatus();
-  return wire::FieldError("service", absl::StrCat(request->service().size(), " bytes"),
+absl::Status CheckService(const HealthCheckRequest& request) {
+  if (request.service().size() <= kMaxServiceBytes) return absl::OkStatus();
+  return wire::FieldError("service", absl::StrCat(request.service().size(), " bytes"),
                           absl::StrCat("at most ", kMaxServiceBytes));
 }
 
@@ -153,36 +152,31 @@ void HealthService::Forget(const std::shared_ptr<HealthWatch>& watch) {
   watches_.erase(watch);
 }
 
-void HealthService::ServeOn(transport::CallLoop* loop) {
-  using transport::UnaryCall, transport::WriteCall;
+void HealthService::Serve(const Env& env) {
   constexpr int kSlots = 8;
-  loop->Serve<UnaryCall>(
-      "grpc.health.v1.Health/Check", security::Need::kHealth, kSlots,
-      [this](UnaryCall* call) { OnCheck(call); }, transport::WhileDraining::kServed);
-  loop->Serve<WriteCall>(
-      "grpc.health.v1.Health/Watch", security::Need::kHealth, kSlots,
-      [this](WriteCall* call) { OnWatch(call); }, transport::WhileDraining::kServed);
-}
-
-void HealthService::OnCheck(transport::UnaryCall* call) {
-  HealthCheckResponse response;
-  const absl::Status status = CatchExceptions([&]() -> absl::Status {
-    HealthCheckRequest request;
-    AWQD_RETURN_IF_ERROR(ParseRequest(call->request(), &request));
-    MutexLock lock(&mu_);
-    response.set_status(CurrentStatus(request.service()));
-    if (response.status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
-    return absl::NotFoundError(
-        absl::StrCat("service: got \"", obs::LogText(request.service()),
-                     "\", expected \"\" or the full name of a service of this server"));
-  });
-  Reply(call, status, response);
+  ServeUnary<HealthCheckRequest, HealthCheckResponse>(
+      env, "grpc.health.v1.Health/Check", {.need = security::Need::kHealth},
+      [this](const transport::UnaryCall&, const HealthCheckRequest& request,
+             HealthCheckResponse* response) -> absl::Status {
+        AWQD_RETURN_IF_ERROR(CheckService(request));
+        MutexLock lock(&mu_);
+        response->set_status(CurrentStatus(request.service()));
+        if (response->status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
+        return absl::NotFoundError(
+            absl::StrCat("service: got \"", obs::LogText(request.service()),
+                         "\", expected \"\" or the full name of a service of this server"));
+      });
+  env.loop->Serve<transport::WriteCall>("grpc.health.v1.Health/Watch", security::Need::kHealth,
+                                        kSlots,
+                                        [this](transport::WriteCall* call) { OnWatch(call); });
 }
 
 void HealthService::OnWatch(transport::WriteCall* call) {
   HealthCheckRequest request;
-  const absl::Status status =
-      CatchExceptions([&] { return ParseRequest(call->request(), &request); });
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
+    AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
+    return CheckService(request);
+  });
   if (!status.ok()) return call->Finish(wire::ToGrpc(status));
   const auto watch = std::make_shared<HealthWatch>(this, call, request.service());
   call->SetReactor(watch.get());

@@ -13,7 +13,8 @@
 #include "absl/strings/string_view.h"
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/mutex.h"
-#include "server/transport/call_loop.h"
+#include "server/services/env.h"
+#include "server/transport/call.h"
 
 namespace awqd::services {
 
@@ -39,12 +40,11 @@ class HealthService {
   void Stop();
 
   // Its calls are answered while the server stops, and do not hold its end back.
-  void ServeOn(transport::CallLoop* loop);
+  void Serve(const Env& env);
 
  private:
   friend class HealthWatch;
 
-  void OnCheck(transport::UnaryCall* call);
   // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
   void OnWatch(transport::WriteCall* call);
   Status CurrentStatus(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

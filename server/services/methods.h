@@ -1,23 +1,24 @@
-// The methods of the engine's requests, one scheme each, and how a protocol encodes them.
+// The methods of the engine's requests, one description each; how a protocol encodes them; and the
+// handlers of requests.
 //
 // A method says its messages, how it finds its weights, and how a request becomes a job for the
-// engine. MethodHandler takes each request through these steps.
+// engine. method_handler.cc takes each request through these steps.
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <string>
-#include <utility>
+#include <type_traits>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/engine/gated_mlp_work.h"
-#include "server/engine/grouped_matmul_work.h"
+#include "server/engine/experts_work.h"
 #include "server/engine/kv4_work.h"
 #include "server/services/env.h"
+#include "server/services/request_handler.h"
 #include "server/services/weight_lookup.h"
+#include "server/transport/call.h"
 #include "server/wire/experts_wire.h"
 #include "server/wire/kv_wire.h"
 #include "server/wire/matmul_wire.h"
@@ -39,59 +40,21 @@ struct MethodOf {
   using Weights = typename Lookup::Weights;
   using Work = WorkType;
   using Job = wire::Job<Work>;
-  // The thread of the loop that submits the work may run it.
-  static constexpr bool kCallerRuns = true;
-
-  // Checks what holds for any weight. `cut_bytes`: of activations that are not in the message.
-  static absl::Status Validate(const Request& request, std::optional<int64_t> cut_bytes) {
-    if constexpr (kHasActivations<Request>) {
-      return wire::CheckRequest(request, cut_bytes);
-    } else {
-      return wire::CheckRequest(request);
-    }
-  }
 };
 
-// Each has `Build` beside the above: checks a valid request against its weights, and makes the job.
-struct MatmulMethod : MethodOf<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse,
-                               WeightLookup, engine::MatmulWork> {
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
-                                   std::optional<int64_t> cut_bytes);
-};
-struct GroupedMatmulMethod
-    : MethodOf<v1::GroupedQuantizedMatmulRequest, v1::GroupedQuantizedMatmulResponse, StackLookup,
-               engine::GroupedMatmulWork> {
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights stack,
-                                   std::optional<int64_t> cut_bytes);
-};
-struct GatedMlpMethod
-    : MethodOf<v1::GatedMlpRequest, v1::GatedMlpResponse, MlpLookup, engine::GatedMlpWork> {
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights projections,
-                                   std::optional<int64_t> cut_bytes);
-};
-// A block of a weight, in one answer.
-struct DequantizeMethod : MethodOf<v1::DequantizeRequest, v1::DequantizeResponse, WeightLookup,
-                                   engine::DequantizeWork> {
-  static constexpr bool kCallerRuns = false;
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
-                                   std::optional<int64_t> cut_bytes);
-};
-// The same in chunks, of any size together.
-struct DequantizeStreamMethod : DequantizeMethod {
-  static absl::Status Validate(const Request& request, std::optional<int64_t> cut_bytes);
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
-                                   std::optional<int64_t> cut_bytes);
-};
-struct QuantizeKvMethod
-    : MethodOf<v1::QuantizeKvRequest, v1::QuantizeKvResponse, NoWeight, engine::Kv4StoreWork> {
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights none,
-                                   std::optional<int64_t> cut_bytes);
-};
-struct DequantizeKvMethod
-    : MethodOf<v1::DequantizeKvRequest, v1::DequantizeKvResponse, NoWeight, engine::Kv4LoadWork> {
-  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights none,
-                                   std::optional<int64_t> cut_bytes);
-};
+using MatmulMethod = MethodOf<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse, WeightLookup,
+                              engine::MatmulWork>;
+using GroupedMatmulMethod =
+    MethodOf<v1::GroupedQuantizedMatmulRequest, v1::GroupedQuantizedMatmulResponse, StackLookup,
+             engine::GroupedMatmulWork>;
+using GatedMlpMethod =
+    MethodOf<v1::GatedMlpRequest, v1::GatedMlpResponse, MlpLookup, engine::GatedMlpWork>;
+using DequantizeMethod =
+    MethodOf<v1::DequantizeRequest, v1::DequantizeResponse, WeightLookup, engine::DequantizeWork>;
+using QuantizeKvMethod =
+    MethodOf<v1::QuantizeKvRequest, v1::QuantizeKvResponse, NoWeight, engine::Kv4StoreWork>;
+using DequantizeKvMethod =
+    MethodOf<v1::DequantizeKvRequest, v1::DequantizeKvResponse, NoWeight, engine::Kv4LoadWork>;
 
 // One request of a protocol: its message, its answer, its errors. `Request` is the message of
 // awqd.v1 that the method works on, whatever the protocol.
@@ -104,9 +67,9 @@ class Codec {
   virtual const google::protobuf::Descriptor& type() const = 0;
   virtual wire::PayloadPlace payload() const = 0;
 
-  // Reads a message that passed wire::ScanFields. When `out->cut` is set, the activations are that
+  // Reads a message whose scan passed. When `out->cut` is set, the activations are that
   // range of it; the message then stays until they were staged.
-  virtual absl::Status Decode(const wire::RawMessage& message,
+  virtual absl::Status Decode(const wire::RawMessage& message, const wire::FieldScan& scan,
                               wire::ParsedRequest<Request>* out) = 0;
   // Called once the weights were found and their model is loaded: further conditions of the
   // protocol.
@@ -132,14 +95,9 @@ class ApiCodec final : public Codec<typename Method::Request> {
   wire::PayloadPlace payload() const override {
     return kHasActivations<Request> ? wire::kActivationsRaw : wire::PayloadPlace{};
   }
-  absl::Status Decode(const wire::RawMessage& message, wire::ParsedRequest<Request>* out) override {
-    bool parses = false;
-    if constexpr (kHasActivations<Request>) {
-      parses = wire::ParseScanned(message.pieces(), out);
-    } else {
-      parses = wire::ParseScanned(message.pieces(), &out->request);
-    }
-    if (parses) return absl::OkStatus();
+  absl::Status Decode(const wire::RawMessage& message, const wire::FieldScan& scan,
+                      wire::ParsedRequest<Request>* out) override {
+    if (wire::ParseScanned(message.pieces(), scan, out)) return absl::OkStatus();
     out->request.Clear();
     return wire::DoesNotParse(message.size(), *Request::descriptor());
   }
@@ -160,5 +118,19 @@ class ApiCodec final : public Codec<typename Method::Request> {
     }
   }
 };
+
+// Makes the handler of a request on `call`, of one of the methods above. `name` names the method in
+// the log. RequestHandler says when `done` is called.
+template <typename Method>
+struct HandlerOf {
+  static std::shared_ptr<RequestHandler> Make(
+      const Env& env, absl::string_view name, transport::ServerCall* call,
+      std::unique_ptr<Codec<typename Method::Request>> codec, RequestHandler::Done done);
+};
+// The handler of DequantizeStream: answers in chunks of rows. A chunk is computed only after the
+// one before was written, so a client that reads slowly costs one chunk of memory.
+std::shared_ptr<RequestHandler> MakeDequantizeStreamHandler(const Env& env,
+                                                            transport::WriteCall* call,
+                                                            RequestHandler::Done done);
 
 }  // namespace awqd::services

@@ -1,6 +1,5 @@
 // The ModelRepository service: store structs -> messages.
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,35 +7,42 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "awqd/v1/model_repository.pb.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
 #include "kernels/scheme.h"
 #include "server/model/model.h"
+#include "server/obs/logging.h"
 #include "server/services/env.h"
-#include "server/services/loads.h"
 #include "server/services/unary.h"
 #include "server/services/weight_lookup.h"
+#include "server/wire/status.h"
 
 namespace awqd::services {
-
-template <>
-inline constexpr bool kNamesModel<v1::GetModelRequest> = true;
-template <>
-inline constexpr bool kNamesModel<v1::LoadModelRequest> = true;
-template <>
-inline constexpr bool kNamesModel<v1::UnloadModelRequest> = true;
 
 namespace {
 
 // By repository::ModelState.
 constexpr v1::ModelState kStates[] = {v1::UNLOADED, v1::LOADING, v1::READY, v1::FAILED};
 
+constexpr size_t kMaxReasonBytes = 1024;
+
+void FillUnserved(const std::string& path, const absl::Status& reason, v1::UnservedWeight* out) {
+  out->set_path(path);
+  out->set_reason(std::string(ClipUtf8(reason.message(), kMaxReasonBytes)));
+  out->set_code(static_cast<int32_t>(reason.code()));
+}
+
 void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   const model::Losses losses = model::FindLosses(model);
   out->set_name(model.name);
   out->set_state(losses.weights > 0 ? v1::FAILED : v1::READY);
-  out->set_message(losses.Message());
+  out->set_message(losses.devices.empty()
+                       ? std::string(ClipUtf8(model.UnservedMessage(), kMaxReasonBytes))
+                       : losses.Message());
+  out->set_unserved_weights(static_cast<int32_t>(model.unserved.size()));
   out->set_weights(static_cast<int32_t>(model.weights.size()));
   out->set_device_bytes(model.device_bytes);
   out->set_version(model.version);
@@ -91,7 +97,8 @@ void FillParts(const model::PlacedWeight& weight, v1::WeightInfo* out) {
   }
 }
 
-void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::WeightInfo* out) {
+void FillWeight(const std::string& path, const WeightPtr& placed, v1::WeightInfo* out) {
+  const model::PlacedWeight& weight = *placed;
   out->set_path(path);
   out->set_k(weight.shape.k);
   out->set_n(weight.shape.n);
@@ -104,13 +111,12 @@ void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::
   out->set_activation_scale(weight.activations().scale);
   FillParts(weight, out);
   const DeviceWeight& first = *weight.parts.front().weight;
+  out->set_has_factor(first.factor() != nullptr);
   out->set_layout(std::string(first.layout->name));
   FillPlan(first, out);
 }
 
-void FillStack(const std::string& path,
-               const absl::StatusOr<std::shared_ptr<const model::WeightStack>>& made,
-               v1::StackInfo* out) {
+void FillStack(const std::string& path, const absl::StatusOr<StackPtr>& made, v1::StackInfo* out) {
   out->set_path(path);
   if (!made.ok()) {
     out->set_refused(std::string(made.status().message()));
@@ -137,9 +143,10 @@ size_t PageBytes(const Options& options) {
   return static_cast<size_t>(std::min(kClientTakes, options.transport.max_send_message_bytes) / 2);
 }
 
-// Where a page begins: "7:w:path", behind that weight of version 7, or "7:s:path", behind a stack.
+// Where a page begins: "7:w:path", behind that weight of version 7; "7:s:path", behind a stack; or
+// "7:u:path", behind an unserved weight.
 struct PageStart {
-  bool in_stacks = false;
+  std::string kind = "w";
   std::string after;
 };
 
@@ -148,7 +155,7 @@ absl::StatusOr<PageStart> ParsePageToken(const std::string& token, const model::
   const std::vector<std::string> parts = absl::StrSplit(token, absl::MaxSplits(':', 2));
   int64_t version = 0;
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &version) ||
-      (parts[1] != "w" && parts[1] != "s")) {
+      (parts[1] != "w" && parts[1] != "s" && parts[1] != "u")) {
     return wire::FieldError("page_token", "one that no answer had",
                             "next_page_token of the page before");
   }
@@ -156,11 +163,10 @@ absl::StatusOr<PageStart> ParsePageToken(const std::string& token, const model::
     return wire::WithField(
         absl::AbortedError(absl::StrCat("page_token: got one of version ", version,
                                         ", expected version ", model.version,
-                                        ": the model was "
-                                        "loaded anew; begin with the first page")),
+                                        ": the model was loaded anew; begin with the first page")),
         "page_token");
   }
-  return PageStart{parts[1] == "s", parts[2]};
+  return PageStart{parts[1], parts[2]};
 }
 
 class Page {
@@ -172,13 +178,17 @@ class Page {
         room_(page_size == 0 ? kMaxPageSize : std::min(page_size, kMaxPageSize)),
         out_(out) {}
 
-  // The members of `all` behind `after`, each as `add` makes a message of it. The token says where
+  // The members of `all` from `start` on, each as `fill` makes a message of it. The token says where
   // it stopped. False: the page is full, and something is left.
-  template <typename Map, typename AddOne>
-  bool Add(absl::string_view kind, const Map& all, const std::string& after, AddOne add) {
+  template <typename Map, typename Info, typename Fill>
+  bool Add(absl::string_view kind, const Map& all, const PageStart& start,
+           Info* (v1::GetModelResponse::*add)(), Fill fill) {
+    const std::string& after = start.kind == kind ? start.after : "";
     for (auto it = after.empty() ? all.begin() : all.upper_bound(after); it != all.end(); ++it) {
       if (room_ == 0 || bytes_ >= max_bytes_) return false;
-      bytes_ += add(it->first, it->second)->ByteSizeLong();
+      Info* const info = (out_->*add)();
+      fill(it->first, it->second, info);
+      bytes_ += info->ByteSizeLong();
       --room_;
       out_->set_next_page_token(absl::StrCat(version_, ":", kind, ":", it->first));
     }
@@ -195,20 +205,15 @@ class Page {
 
 void FillPage(const model::Model& model, const PageStart& start, int page_size, size_t max_bytes,
               v1::GetModelResponse* out) {
+  using Out = v1::GetModelResponse;
   Page page(model.version, page_size, max_bytes, out);
-  const bool weights = start.in_stacks || page.Add("w", model.weights, start.after,
-                                                   [out](const auto& path, const auto& weight) {
-                                                     v1::WeightInfo* info = out->add_weights();
-                                                     FillWeight(path, *weight, info);
-                                                     return info;
-                                                   });
-  const bool all = weights && page.Add("s", model.stacks, start.in_stacks ? start.after : "",
-                                       [out](const auto& path, const auto& stack) {
-                                         v1::StackInfo* info = out->add_stacks();
-                                         FillStack(path, stack, info);
-                                         return info;
-                                       });
-  if (all) out->clear_next_page_token();
+  const bool weights =
+      start.kind != "w" || page.Add("w", model.weights, start, &Out::add_weights, FillWeight);
+  const bool stacks = weights && (start.kind == "u" ||
+                                  page.Add("s", model.stacks, start, &Out::add_stacks, FillStack));
+  if (stacks && page.Add("u", model.unserved, start, &Out::add_unserved, FillUnserved)) {
+    out->clear_next_page_token();
+  }
 }
 
 absl::Status Get(const Env& env, const v1::GetModelRequest& request,
@@ -216,8 +221,7 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
   if (request.page_size() < 0) {
     return wire::FieldError("page_size", absl::StrCat(request.page_size()), "0 or more");
   }
-  const absl::StatusOr<std::shared_ptr<const model::Model>> found =
-      env.models->Find(request.name());
+  const absl::StatusOr<ModelPtr> found = env.models->Find(request.name());
   if (!found.ok()) return UnavailableWhileStarting(env, request.name(), found.status());
   const model::Model& model = **found;
   AWQD_ASSIGN_OR_RETURN(const PageStart start, ParsePageToken(request.page_token(), model));
@@ -243,11 +247,15 @@ absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsRe
 
 absl::Status Load(const Env& env, const v1::LoadModelRequest& request,
                   v1::LoadModelResponse* response) {
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model,
-                        LoadModel(env, request.name()));
+  AWQD_ASSIGN_OR_RETURN(const ModelPtr model,
+                        LoadModel(env, request.name(), request.require_all_weights()));
   FillSummary(*model, response->mutable_model());
   response->set_load_ms(model->load_ms);
   response->set_ignored_tensors(model->ignored_tensors);
+  for (const auto& [path, reason] : model->unserved) {
+    if (response->unserved_size() == kMaxPageSize) break;
+    FillUnserved(path, reason, response->add_unserved());
+  }
   return absl::OkStatus();
 }
 
@@ -256,22 +264,45 @@ absl::Status Unload(const Env& env, const v1::UnloadModelRequest& request,
   return UnloadModel(env, request.name());
 }
 
+// Runs `body` on a model, and says in the log how it ended.
+template <typename F>
+absl::Status Logged(absl::string_view what, const std::string& name, F body) {
+  const absl::Status status = wire::ForClient(CatchExceptions(body));
+  obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
+                  {{"model", obs::LogText(name)},
+                   {"status", absl::StatusCodeToString(status.code())},
+                   {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
+  return status;
+}
+
 }  // namespace
 
-void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
-  using security::Need, transport::UnaryCall;
-  constexpr int kSlots = 4;
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", Need::kRead, kSlots,
-                         [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
-  loop->Serve<UnaryCall>(
-      "awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots, [&env](UnaryCall* call) {
-        AnswerLoaded(
-            env.pages, env, call, [](const auto& request) { return request.name(); }, Get);
-      });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", Need::kModelControl, kSlots,
-                         [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", Need::kModelControl, kSlots,
-                         [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Unload); });
+absl::StatusOr<ModelPtr> LoadModel(const Env& env, const std::string& name,
+                                   bool require_all_weights) {
+  ModelPtr model;
+  AWQD_RETURN_IF_ERROR(Logged("load model", name, [&]() -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(model, env.models->Load(name, require_all_weights));
+    return absl::OkStatus();
+  }));
+  return model;
+}
+
+absl::Status UnloadModel(const Env& env, const std::string& name) {
+  return Logged("unload model", name, [&] { return env.models->Unload(name); });
+}
+
+absl::Status LoadModelOnDemand(const Env& env, const std::string& name) {
+  return Logged("load on use", name, [&] { return env.models->LoadOnDemand(name).status(); });
+}
+
+void ServeModelRepository(const Env& env) {
+  const UnaryOptions control = {
+      .need = security::Need::kModelControl, .queue = env.loads.get(), .names_model = true};
+  const UnaryOptions page = {.queue = env.pages.get(), .names_model = true, .loads_model = true};
+  ServeUnary(env, "awqd.v1.ModelRepository/ListModels", {.queue = env.lists.get()}, List);
+  ServeUnary(env, "awqd.v1.ModelRepository/GetModel", page, Get);
+  ServeUnary(env, "awqd.v1.ModelRepository/LoadModel", control, Load);
+  ServeUnary(env, "awqd.v1.ModelRepository/UnloadModel", control, Unload);
 }
 
 }  // namespace awqd::services

@@ -2,10 +2,8 @@
 #include "server/services/request_handler.h"
 
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 #include "server/wire/matmul_wire.h"
 #include "server/wire/status.h"
 
@@ -17,27 +15,6 @@ constexpr int64_t kLargeBytes = int64_t{1} << 20;
 
 }  // namespace
 
-void TaskSlot::Set(engine::TaskHandle handle) {
-  {
-    MutexLock lock(&mu_);
-    if (!cancelled_) {
-      handle_ = std::move(handle);
-      return;
-    }
-  }
-  handle.Cancel();
-}
-
-void TaskSlot::Cancel() {
-  engine::TaskHandle handle;
-  {
-    MutexLock lock(&mu_);
-    cancelled_ = true;
-    handle = handle_;
-  }
-  handle.Cancel();
-}
-
 RequestHandler::RequestHandler(const Env& env, absl::string_view method,
                                transport::ServerCall* call)
     : env_(env),
@@ -48,9 +25,13 @@ RequestHandler::RequestHandler(const Env& env, absl::string_view method,
   log_.method = method;
 }
 
-void RequestHandler::Start(grpc::ByteBuffer* message, const transport::Drain* gate) {
+RequestHandler::~RequestHandler() {
+  if (use_ != nullptr) CountOutcome();
+}
+
+void RequestHandler::Start(grpc::ByteBuffer* message, const transport::Drain* drain) {
   const auto self = shared_from_this();  // the answer may come, and the call end, before we return
-  const absl::Status status = CatchExceptions([&] { return Begin(message, gate); });
+  const absl::Status status = CatchExceptions([&] { return Begin(message, drain); });
   if (status.ok()) return;
   message->Clear();  // when it was not even looked at
   EndRequest(status);
@@ -83,27 +64,11 @@ absl::Status RequestHandler::AdmitMessage(grpc::ByteBuffer* message,
                            "request");
   }
   AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->AcquireBytes(charge_, bytes, "request"));
-  AWQD_ASSIGN_OR_RETURN(parsed_bytes_, wire::ParsedBytes(message_.pieces(), type, payload));
-  return lease_.Grow(parsed_bytes_, "request, once it is parsed");
+  AWQD_ASSIGN_OR_RETURN(scan_, wire::CheckFields(message_.pieces(), type, payload));
+  return lease_.Grow(scan_.parsed_bytes, "request, once it is parsed");
 }
 
-bool RequestHandler::is_large() const { return parsed_bytes_ > kLargeBytes; }
-
-absl::Status RequestHandler::RunParse(std::function<absl::Status()> parse) {
-  if (!is_large()) return parse();
-  return env_.parsings->Run([this, self = shared_from_this(), parse = std::move(parse)] {
-    RunGuarded([&]() -> absl::Status {
-      AWQD_RETURN_IF_ERROR(CheckStillWanted());
-      return parse();
-    });
-  });
-}
-
-absl::Status RequestHandler::AdmitPacked(const wire::PackedSize& size) {
-  AWQD_RETURN_IF_ERROR(wire::CheckPrepared(size, env_.options.max_inline_weight_bytes));
-  return lease_.Grow(size.decoded + size.prepared + size.plans,
-                     "packed, once it is decoded and prepared");
-}
+bool RequestHandler::is_large() const { return scan_.parsed_bytes > kLargeBytes; }
 
 absl::StatusOr<engine::Payload> RequestHandler::PrepareToSend(const engine::Payload& result,
                                                               int64_t* extra) {
@@ -139,26 +104,40 @@ void RequestHandler::CountUse(const absl::Status& status) {
   (status.ok() ? use_->succeeded_ns : use_->refused_ns).fetch_add(took, kOrder);
 }
 
+void RequestHandler::CountOutcome() const {
+  const bool computed = report_.batch_id > 0;
+  std::atomic<int64_t>& count = succeeded_ && !slot_.cancelled() ? use_->in_time
+                                : computed                       ? use_->lost
+                                                                 : use_->not_computed;
+  count.fetch_add(1, std::memory_order_relaxed);
+  if (!computed || deadline_ == absl::InfiniteFuture()) return;
+  const bool in_time = &count == &use_->in_time;
+  // A client that cancels long before its deadline did not wait for the answer.
+  const bool near_deadline = absl::Now() > deadline_ - (deadline_ - started_) / 4;
+  if (in_time || near_deadline) env_.engine->RecordAnswer(in_time);
+}
+
 void RequestHandler::EndRequest(const absl::Status& status) {
   if (ended_.exchange(true)) return;
   if (!status.ok()) message_.Free();
+  succeeded_ = status.ok();
   if (use_ != nullptr) CountUse(status);
   const absl::Status visible = wire::ForClient(EncodeError(status));
-  if (obs::LogsRequests()) Log(visible);
+  if (obs::LogsRequests()) LogEnd(visible);
   SendEnd(visible);
 }
 
-void RequestHandler::LogEnd(const std::string& request_id, LogName name,
-                            const absl::Status& status) {
+void RequestHandler::KeepNames(absl::string_view request_id, LogName name) {
+  if (!obs::LogsRequests()) return;
   // One byte more than a log shows of a name, so that it says what was cut. A client may send
   // megabytes, and the handler stays until its answer is taken.
   constexpr size_t kLoggedBytes = 257;
-  log_.request_id = request_id.substr(0, kLoggedBytes);
-  log_.model = std::move(name.model);
-  log_.weight = std::move(name.weight);
-  for (std::string* text : {&log_.model, &log_.weight}) {
-    if (text->size() > kLoggedBytes) *text = text->substr(0, kLoggedBytes);  // frees the rest
-  }
+  log_.request_id = std::string(request_id.substr(0, kLoggedBytes));
+  log_.model = std::string(name.model.substr(0, kLoggedBytes));
+  log_.weight = std::string(name.weight.substr(0, kLoggedBytes));
+}
+
+void RequestHandler::LogEnd(const absl::Status& status) {
   log_.queue_us = report_.queue_us;
   log_.compute_us = report_.compute_us;
   log_.kernel = report_.kernel;

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -20,14 +19,15 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/out_of_memory.h"
+#include "kernels/base/status.h"
 #include "server/engine/engine.h"
 #include "server/obs/call_record.h"
 #include "server/obs/logging.h"
 #include "server/services/env.h"
 #include "server/services/weight_lookup.h"
-#include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
 #include "server/transport/drain.h"
+#include "server/transport/limits.h"
 #include "server/wire/raw_message.h"
 
 namespace awqd::services {
@@ -36,8 +36,25 @@ namespace awqd::services {
 class TaskSlot {
  public:
   // A cancel that came before the handle did is applied to it at once.
-  void Set(engine::TaskHandle handle);
-  void Cancel();
+  void Set(engine::TaskHandle handle) {
+    {
+      MutexLock lock(&mu_);
+      if (!cancelled_) {
+        handle_ = std::move(handle);
+        return;
+      }
+    }
+    handle.Cancel();
+  }
+  void Cancel() {
+    engine::TaskHandle handle;
+    {
+      MutexLock lock(&mu_);
+      cancelled_ = true;
+      handle = handle_;
+    }
+    handle.Cancel();
+  }
   bool cancelled() const {
     MutexLock lock(&mu_);
     return cancelled_;
@@ -56,11 +73,11 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   // send when the status is OK; it is empty where OnWritten sends the answer in chunks.
   using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
 
-  virtual ~RequestHandler() = default;
+  virtual ~RequestHandler();
 
-  // Takes the bytes out of `message`. Never blocks. `gate`: for a message on a stream, which is
-  // UNAVAILABLE when that gate is not open; a call of its own has passed it.
-  void Start(grpc::ByteBuffer* message, const transport::Drain* gate = nullptr);
+  // Takes the bytes out of `message`. Never blocks. `drain`: for a message on a stream, which is
+  // UNAVAILABLE once the server drains; a call of its own was admitted.
+  void Start(grpc::ByteBuffer* message, const transport::Drain* drain = nullptr);
   // Withdraws work that has not started; the request still ends.
   void Cancel() { slot_.Cancel(); }
   // A chunk of the answer was written, or not because the client is gone.
@@ -82,11 +99,10 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   RequestHandler(const Env& env, absl::string_view method, transport::ServerCall* call);
 
   // --- Steps of a method ---
-  virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* gate) = 0;
+  virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* drain) = 0;
   // A status in the words of the request's protocol.
   virtual absl::Status EncodeError(const absl::Status& status) const = 0;
-  // Both get the status as clients may see it, once: first the log, if its line is wanted.
-  virtual void Log(const absl::Status& status) = 0;
+  // Called once, with the status as clients may see it.
   virtual void SendEnd(const absl::Status& status) = 0;
 
   // --- Parts of the steps ---
@@ -96,11 +112,6 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   // when they are parsed. RESOURCE_EXHAUSTED over the receive limit.
   absl::Status AdmitMessage(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
                             wire::PayloadPlace payload);
-  // Runs `parse` and what follows it: here, or on Env::parsings where an admitted message is so
-  // large that it would hold a thread of the loop up.
-  absl::Status RunParse(std::function<absl::Status()> parse);
-  // Takes from the budget what inline weights become, before they are packed.
-  absl::Status AdmitPacked(const wire::PackedSize& size);
   // Submits to the engine, until Cancel. `done` may be called before this returns.
   absl::Status Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,
                       engine::TaskDone done);
@@ -116,11 +127,21 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
       EndRequest(status);
     }
   }
+  // `step` for another thread, where it runs if the request is still wanted by then.
+  template <typename F>
+  std::function<void()> Later(F step) {
+    return [this, self = shared_from_this(), step] {
+      RunGuarded([&]() -> absl::Status {
+        AWQD_RETURN_IF_ERROR(CheckStillWanted());
+        return step();
+      });
+    };
+  }
   // Ends the request, if nothing has yet.
   void EndRequest(const absl::Status& status);
   bool ended() const { return ended_.load(); }
-  // Writes the line in the log, and the call's notes.
-  void LogEnd(const std::string& request_id, LogName name, const absl::Status& status);
+  // Keeps these for the line in the log, if that is wanted.
+  void KeepNames(absl::string_view request_id, LogName name);
   // After each change of the lease.
   void UpdateHeldBytes() { held_bytes_.store(lease_.bytes(), std::memory_order_relaxed); }
 
@@ -133,17 +154,22 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   TaskSlot slot_;
   transport::ByteLease lease_;
   wire::RawMessage message_;  // until it was parsed, and its payload staged
-  int64_t parsed_bytes_ = 0;  // of an admitted message
+  wire::FieldScan scan_;      // of an admitted message
   engine::ExecutionReport report_;
   obs::RequestLog log_;
 
  private:
+  // Writes the line in the log, and the call's notes.
+  void LogEnd(const absl::Status& status);
   void CountUse(const absl::Status& status);
+  // Counts the request, once its answer was sent or could not be.
+  void CountOutcome() const;
 
   // The statistics of the model whose weights the work reads; null: it reads none, or there was
   // no work.
   std::shared_ptr<model::ModelStatistics> use_;
   std::atomic<bool> ended_{false};
+  bool succeeded_ = false;  // once it has ended
   std::atomic<int64_t> held_bytes_{0};
 };
 

@@ -3,16 +3,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <thread>
+#include <utility>
 
 #include "google/protobuf/stubs/common.h"
 #include "kernels/base/status.h"
-#include "kernels/base/usable_threads.h"
 #include "server/obs/logging.h"
-#include "server/services/env.h"
-#include "server/services/loads.h"
-#include "server/services/oip/service.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -28,15 +24,6 @@ void QuietProtobuf(google::protobuf::LogLevel level, const char*, int, const std
 }
 #endif
 
-// Where the processor computes, one thread for every four cores, because kernels use them all;
-// beside a GPU as many as gRPC's own default.
-int Threads(int wanted, const engine::Engine& engine) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  if (wanted > 0) return wanted;
-  return engine.device().host_addressable() ? std::clamp(cores / 4, 1, 16)
-                                            : std::clamp(cores / 2, 2, 16);
-}
-
 std::function<bool()> RunQueued(engine::Engine* engine) {
   if (!engine->callers_run()) return nullptr;
   return [engine] { return engine->RunQueued(); };
@@ -44,7 +31,13 @@ std::function<bool()> RunQueued(engine::Engine* engine) {
 
 transport::Options TransportOptions(const Options& options, const engine::Engine& engine) {
   transport::Options out = options.transport;
-  out.threads = Threads(options.rpc_threads, engine);
+  out.threads = options.rpc_threads;
+  if (out.threads > 0) return out;
+  // Where the processor computes, one thread for every four cores, because kernels use them all;
+  // beside a GPU as many as gRPC's own default.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  out.threads = engine.device().host_addressable() ? std::clamp(cores / 4, 1, 16)
+                                                   : std::clamp(cores / 2, 2, 16);
   return out;
 }
 
@@ -56,26 +49,27 @@ constexpr std::initializer_list<absl::string_view> kServices = {
 }  // namespace
 
 RpcServer::RpcServer(const Options& options, engine::Engine* engine, repository::ModelStore* models)
-    : in_flight_(options.in_flight_bytes),
-      loads_("loads", options.load_threads, options.max_queued_loads),
-      packings_("inline weights", options.packing_threads, options.max_queued_loads),
-      on_demand_([this](const std::string& model) { return LoadModelOnDemand(env_, model); },
-                 [this](std::function<void()> job) { return loads_.Run(std::move(job)); }),
-      health_(kServices),
+    : health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
-  env_.admission = grpc_.admission();
-  env_.gate = env_.admission->drain();
-  env_.loop = grpc_.loop();
+  const auto queue = [](std::string what, int threads, int64_t max_queued) {
+    return std::make_unique<TaskQueue>(std::move(what), threads, max_queued);
+  };
+  env_.options = options;
   env_.engine = engine;
   env_.models = models;
-  env_.loads = &loads_;
-  env_.on_demand = &on_demand_;
-  env_.lists = &lists_;
-  env_.pages = &pages_;
-  env_.parsings = &parsings_;
-  env_.packings = &packings_;
-  env_.in_flight = &in_flight_;
-  env_.options = options;
+  env_.admission = grpc_.admission();
+  env_.loop = grpc_.loop();
+  env_.in_flight = std::make_unique<transport::ByteBudget>(options.in_flight_bytes);
+  env_.loads = queue("loads", 2, 64);
+  env_.lists = queue("lists of models", 1, 64);
+  env_.pages = queue("pages of models", 1, 256);  // short work, and many ask at once
+  env_.parsings = queue("large requests", 1, 64);
+  env_.packings = queue("inline weights", 1, 64);
+  env_.on_demand = std::make_unique<repository::LoadOnDemand>(
+      [this](const std::string& model) { return LoadModelOnDemand(env_, model); },
+      [this](std::function<void()> job) { return env_.loads->Run(std::move(job)); });
+  env_.admission->SetBusyCheck(
+      [engine](absl::Time deadline) { return engine->CheckArrival(deadline); });
   for (const Device* device : engine->devices()) {
     health_.SetWorking(DeviceService(device->info().id), true);
   }
@@ -86,37 +80,10 @@ void RpcServer::SetAbleToServe(bool able) {
   for (absl::string_view service : kServices) health_.SetWorking(std::string(service), able);
 }
 
-absl::Status RpcServer::Listen() {
-  AWQD_ASSIGN_OR_RETURN(shared_memory_, SharedMemory::Create(env_.options.shared_memory));
-  env_.shared_memory = shared_memory_.get();
-#if GOOGLE_PROTOBUF_VERSION < 4022000
-  google::protobuf::SetLogHandler(QuietProtobuf);
-#endif
-  ServeInference(env_, grpc_.loop());
-  ServeModelRepository(env_, grpc_.loop());
-  ServeServerInfo(env_, grpc_.loop());
-  oip::Serve(env_, grpc_.loop());
-  health_.ServeOn(grpc_.loop());
-  if (env_.options.channelz) {
-    obs::LogEvent(obs::LogLevel::kWarning,
-                  "channelz has no effect: the server has no grpc.channelz.v1 any more", {});
-  }
-  if (env_.options.orca) {
-    utilization_.emplace([this] { return CollectSnapshot(env_, Plans::kLeftOut); },
-                         UsableThreads());
-    orca_.emplace(grpc_.admission(), &in_flight_, &*utilization_);
-    orca_->ServeOn(grpc_.loop());
-  }
-  if (env_.options.reflection) {
-    reflection_.emplace(grpc_.admission(), &in_flight_, env_.options.reflection_idle);
-    reflection_->ServeOn(grpc_.loop());
-  }
-  return grpc_.Start();
-}
-
 obs::Snapshot RpcServer::Snapshot(Plans plans) const {
   obs::Snapshot out = CollectSnapshot(env_, plans);
   out.serving = env_.serving;
+  grpc_.AddStatistics(&out);
   return out;
 }
 
@@ -124,19 +91,34 @@ void RpcServer::Shutdown(absl::Duration grace) {
   env_.serving = false;
   health_.Stop();
   grpc_.Shutdown(absl::Now() + grace);
-  parsings_.Stop();
-  packings_.Stop();
-  loads_.Stop();
-  lists_.Stop();
-  pages_.Stop();
-  if (shared_memory_ != nullptr) shared_memory_->Stop();
+  for (TaskQueue* queue : {env_.parsings.get(), env_.packings.get(), env_.loads.get(),
+                           env_.lists.get(), env_.pages.get()}) {
+    queue->Stop();
+  }
+  if (env_.shared_memory != nullptr) env_.shared_memory->Stop();
 }
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& options,
                                                             engine::Engine* engine,
                                                             repository::ModelStore* models) {
   std::unique_ptr<RpcServer> server(new RpcServer(options, engine, models));
-  AWQD_RETURN_IF_ERROR(server->Listen());
+  Env& env = server->env_;
+  AWQD_ASSIGN_OR_RETURN(env.shared_memory, SharedMemory::Create(options.shared_memory));
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+  google::protobuf::SetLogHandler(QuietProtobuf);
+#endif
+  ServeInference(env);
+  ServeModelRepository(env);
+  ServeServerInfo(env);
+  oip::Serve(env);
+  server->health_.Serve(env);
+  if (options.channelz) {
+    obs::LogEvent(obs::LogLevel::kWarning,
+                  "channelz has no effect: the server has no grpc.channelz.v1 any more", {});
+  }
+  if (options.orca) orca::Serve(env);
+  if (options.reflection) ServeReflection(env);
+  AWQD_RETURN_IF_ERROR(server->grpc_.Start());
   return server;
 }
 

@@ -1,21 +1,15 @@
 // RpcServer: the gRPC server with every service of awqd on it, and its start and stop.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/services/env.h"
 #include "server/services/health.h"
-#include "server/services/orca/service.h"
-#include "server/services/orca/utilization.h"
-#include "server/services/reflection.h"
 #include "server/transport/grpc_server.h"
 
 namespace awqd::services {
@@ -58,31 +52,17 @@ class RpcServer {
 
   // Every call passes it: the counts of calls, and the drain that Shutdown starts.
   transport::Admission* admission() { return grpc_.admission(); }
-  // The connections.
-  transport::Acceptor* acceptor() { return grpc_.acceptor(); }
   // The bytes that Options::in_flight_bytes bounds.
-  int64_t in_flight_bytes() const { return in_flight_.in_flight(); }
+  int64_t in_flight_bytes() const { return env_.in_flight->in_flight(); }
   // The ranges that SharedMemoryOptions::max_open bounds.
-  int64_t open_shared_ranges() const { return shared_memory_->open_ranges(); }
+  int64_t open_shared_ranges() const { return env_.shared_memory->open_ranges(); }
 
  private:
   static std::string DeviceService(const std::string& id) { return "devices/" + id; }
   RpcServer(const Options& options, engine::Engine* engine, repository::ModelStore* models);
-  absl::Status Listen();
 
-  transport::ByteBudget in_flight_;
-  TaskQueue loads_;
-  TaskQueue lists_{"lists of models", 1, 64};
-  TaskQueue pages_{"pages of models", 1, 256};  // short work, and many ask at once
-  TaskQueue parsings_{"large requests", 1, 64};
-  TaskQueue packings_;
-  repository::LoadOnDemand on_demand_;
-  std::unique_ptr<SharedMemory> shared_memory_;
   Env env_;
   HealthService health_;
-  std::optional<orca::UtilizationStatistics> utilization_;
-  std::optional<orca::Service> orca_;
-  std::optional<ReflectionService> reflection_;
   transport::GrpcServer grpc_;
 };
 

@@ -1,18 +1,107 @@
-// The ServerInfo service: facts about the running server, gathered when asked.
+// Facts about the running server, gathered when asked: CollectSnapshot, one function a room, and
+// the ServerInfo service.
 #include <bit>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "awqd/v1/server_info.pb.h"
 #include "kernels/formats/format.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
+#include "kernels/registry.h"
+#include "server/obs/call_recorder.h"
 #include "server/obs/snapshot.h"
 #include "server/services/env.h"
 #include "server/services/unary.h"
+#include "server/transport/admission.h"
+#include "server/transport/call_loop.h"
 
 namespace awqd::services {
+namespace {
+
+constexpr absl::string_view kStates[] = {"unloaded", "loading", "ready", "failed"};
+
+std::vector<std::string> ListKernels(const model::Model& model) {
+  std::set<absl::string_view> names;
+  for (const auto& [path, weight] : model.weights) {
+    for (const PlanEntry& entry : weight->parts.front().weight->plan.matmul) {
+      if (entry.row != nullptr) names.insert(entry.row->name);
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+void AddModels(const Env& env, Plans plans, obs::Snapshot* out) {
+  for (const repository::ModelStatus& status : env.models->ListKnown()) {
+    const bool failed = status.state == repository::ModelState::kFailed;
+    if (failed && env.options.start_models.contains(status.name)) out->start_models_failed = true;
+    const bool served = status.model != nullptr || status.loading;
+    if (!served && !failed) {
+      ++out->unloaded_models;
+      continue;
+    }
+    obs::ModelStats& shown = (served ? out->models : out->failed_models).emplace_back();
+    shown.name = status.name;
+    shown.message = status.message;
+    shown.state = std::string(kStates[static_cast<int>(status.state)]);
+    shown.loaded_share = status.loaded_share;
+    shown.requests = status.statistics->requests;
+    shown.failed = status.statistics->failed;
+    shown.tokens = status.statistics->tokens;
+    shown.in_time = status.statistics->in_time;
+    shown.lost = status.statistics->lost;
+    shown.not_computed = status.statistics->not_computed;
+    shown.queue = absl::Nanoseconds(status.statistics->queue_ns.load());
+    if (status.model == nullptr) continue;
+    const model::Model& model = *status.model;
+    shown.format = model.quant_method;
+    shown.version = model.version;
+    shown.weights = static_cast<int64_t>(model.weights.size());
+    shown.unserved_weights = static_cast<int64_t>(model.unserved.size());
+    for (const auto& [device, bytes] : model.bytes_on) {
+      shown.bytes.emplace_back(device->info().id, bytes);
+    }
+    if (plans == Plans::kIncluded) shown.kernels = ListKernels(model);
+  }
+}
+
+}  // namespace
+
+obs::Snapshot CollectSnapshot(const Env& env, Plans plans) {
+  obs::Snapshot out;
+  out.time = absl::Now();
+  out.version = AWQD_VERSION;
+  out.methods = env.admission->Calls();
+  out.devices = env.engine->stats();
+  const std::vector<const Device*> devices = env.engine->devices();
+  for (size_t i = 0; i < out.devices.size(); ++i) {
+    out.devices[i].weights_bytes = env.models->device_bytes(devices[i]);
+  }
+  AddModels(env, plans, &out);
+  out.loads_ns = env.models->loads().data();
+  out.failed_loads_ns = env.models->failed_loads().data();
+  out.in_flight_bytes = env.in_flight->in_flight();
+  out.in_flight_limit_bytes = env.in_flight->limit();
+  out.in_flight_refused = env.in_flight->refused();
+  out.rejected = env.admission->drain()->rejected();
+  const transport::LongestEvents::Times longest = env.loop->longest_events().Longest();
+  out.loop_hold_wall = longest.wall;
+  out.loop_hold_processor = longest.processor;
+  out.queue_limit_requests = env.options.max_queued_requests;
+  const obs::CallRecorder* const recorder = env.options.transport.recorder;
+  if (recorder != nullptr && recorder->tracer() != nullptr) {
+    out.exported_spans = recorder->tracer()->exported_spans();
+    out.dropped_spans = recorder->tracer()->dropped_spans();
+  }
+  out.process = obs::ReadProcess();
+  return out;
+}
+
+// --- The ServerInfo service ---
+
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFp16,  DType::kBf16,  DType::kFp32, DType::kInt8,
@@ -98,7 +187,7 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
   out->set_reason(reason);
 }
 
-void FillHistogram(const obs::HistogramData& data, double unit, v1::Histogram* out) {
+void FillHistogram(const HistogramData& data, double unit, v1::Histogram* out) {
   for (const int64_t bound : data.bounds) out->add_bounds(static_cast<double>(bound) * unit);
   for (const int64_t count : data.counts) out->add_counts(count);
   out->set_sum(static_cast<double>(data.sum) * unit);
@@ -120,16 +209,19 @@ void FillModelCounters(const obs::ModelStats& model, v1::ModelCounters* out) {
   out->set_requests(model.requests);
   out->set_tokens(model.tokens);
   out->set_failed(model.failed);
+  out->set_lost(model.lost);
+  out->set_not_computed(model.not_computed);
   int64_t bytes = 0;
   for (const auto& [device, held] : model.bytes) bytes += held;
   out->set_weights_bytes(bytes);
   out->set_loaded_share(model.loaded_share);
+  out->set_unserved_weights(model.unserved_weights);
 }
 
 void FillCounters(const obs::Snapshot& snapshot, v1::Counters* out) {
   int64_t calls = 0, good = 0;
   for (const obs::MethodStats& method : snapshot.methods) {
-    for (const obs::HistogramData& durations : method.durations_ns) calls += durations.total();
+    for (const HistogramData& durations : method.durations_ns) calls += durations.total();
     good += method.durations_ns[0].total();
   }
   out->set_calls(calls);
@@ -163,11 +255,8 @@ absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
 
 }  // namespace
 
-void ServeServerInfo(const Env& env, transport::CallLoop* loop) {
-  constexpr int kSlots = 4;
-  loop->Serve<transport::UnaryCall>(
-      "awqd.v1.ServerInfo/GetServerInfo", security::Need::kRead, kSlots,
-      [&env](transport::UnaryCall* call) { AnswerOn(env.pages, env, call, Fill); });
+void ServeServerInfo(const Env& env) {
+  ServeUnary(env, "awqd.v1.ServerInfo/GetServerInfo", {.queue = env.pages.get()}, Fill);
 }
 
 }  // namespace awqd::services

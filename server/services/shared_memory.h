@@ -2,8 +2,9 @@
 // sending.
 //
 // Every name and number here comes from a client, so the rules are:
-//   - Off unless the operator states a prefix, and only names that begin with it: one component of
-//     plain characters, which cannot leave the directory.
+//   - Off unless the operator states prefixes, and only names that begin with one: one component of
+//     plain characters, which cannot leave the directory. Names of tensors are allowed as well,
+//     because perf_analyzer calls its objects "y" and "x_0_0".
 //   - Nothing is registered. A request names its object; the server opens it then, and closes it
 //     with the request.
 //     The open descriptor is the reference count: the client may unlink or replace the
@@ -14,16 +15,22 @@
 //     and out of memory that the device reads and writes at full speed anyway.
 //   - Opened so that nothing of the client's choosing can block or redirect it: no symbolic link,
 //     no FIFO or device, no lease to wait for, no hard link to an object that another name guards.
-//   - One error for everything that the file system could tell: clients must not learn whether an
-//     object exists, whose it is or how large it is. The log has the reason, at debug level.
+//   - An error says what is wrong with an object that the server may open: its caller could find
+//     that out by naming ranges of it. An object that is absent and one that the server may not open
+//     have the same error, so that nobody learns which objects of others exist.
 //   - Bounded: ranges that are open together here, their bytes by Env::in_flight.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,12 +44,11 @@
 namespace awqd::services {
 
 struct SharedMemoryOptions {
-  std::string prefix;      // empty: off
-  int64_t max_open = 256;  // ranges
+  std::vector<std::string> prefixes;  // none of them empty; none: off
+  int64_t max_open = 256;             // ranges
 };
 
-// INVALID_ARGUMENT unless empty or 1 to 64 letters, digits, '.', '_' and '-', not starting with
-// '.'.
+// INVALID_ARGUMENT unless 1 to 64 letters, digits, '.', '_' and '-', not starting with '.'.
 absl::Status CheckSharedMemoryPrefix(absl::string_view prefix);
 
 // An open range of an object. Move-only; closes it when destroyed.
@@ -55,8 +61,8 @@ class SharedRange {
 
   // Reads the whole range. INVALID_ARGUMENT when the object has become shorter.
   absl::Status Read(char* out) const;
-  // Writes from the beginning of the range, at most size() bytes. INVALID_ARGUMENT when the object
-  // does not take them. An object that has become shorter grows again, within the bounds that it
+  // Writes from the beginning of the range, at most size() bytes. RESOURCE_EXHAUSTED when the
+  // system has no memory for them, INVALID_ARGUMENT when the object does not take them. An object that has become shorter grows again, within the bounds that it
   // once had.
   absl::Status Write(absl::string_view bytes) const;
 
@@ -82,7 +88,7 @@ class SharedMemory {
  public:
   enum class Access { kRead, kWrite };
 
-  // `options.prefix` passed the check above. FAILED_PRECONDITION when there is no shared memory.
+  // Each of `options.prefixes` passed the check above. FAILED_PRECONDITION when there is no shared memory.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(const SharedMemoryOptions& options);
 
   // `field` is where the request has the range; errors begin with it. UNIMPLEMENTED when switched
@@ -98,7 +104,13 @@ class SharedMemory {
   // Returns when every `done` was called.
   void Stop() { writers_.Stop(); }
 
-  const std::string& prefix() const { return options_.prefix; }
+  // The object that has this name now: its file system and inode. Null when there is none.
+  using ObjectId = std::pair<dev_t, ino_t>;
+  std::optional<ObjectId> Identify(const std::string& name) const;
+
+  bool on() const { return !options_.prefixes.empty(); }
+  // For clients that make objects; empty when it is off.
+  std::string prefix() const { return on() ? options_.prefixes.front() : ""; }
   int64_t open_ranges() const { return open_.load(); }
 
  private:

@@ -62,13 +62,6 @@ absl::StatusOr<WeightPtr> WeightLookup::Pack(const Env& env, const v1::PackedWei
   return env.engine->Prepare(weight);
 }
 
-v1::WeightRef WeightLookup::WithoutUnknownFields(const v1::WeightRef& ref) {
-  v1::WeightRef out;
-  out.set_model(ref.model());
-  out.set_weight(ref.weight());
-  return out;
-}
-
 absl::StatusOr<StackPtr> StackLookup::Find(const Env& env,
                                            const v1::GroupedQuantizedMatmulRequest& request) {
   return FindStack(env, request.weight().model(), request.weight().weight());
@@ -111,13 +104,6 @@ absl::StatusOr<wire::MlpStacks> MlpLookup::Pack(const Env& env, const v1::Packed
 LogName MlpLookup::Name(const v1::GatedMlpRequest& request) {
   const v1::GatedMlpRef& mlp = request.mlp();
   return {mlp.model(), mlp.path().empty() ? mlp.gate() : mlp.path()};
-}
-
-void MlpLookup::KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to) {
-  if (!from.has_mlp()) return;
-  to->mutable_mlp()->set_model(from.mlp().model());
-  to->mutable_mlp()->set_path(from.mlp().path());
-  to->mutable_mlp()->set_gate(from.mlp().gate());
 }
 
 }  // namespace awqd::services

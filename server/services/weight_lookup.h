@@ -3,10 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "awqd/v1/inference.pb.h"
 #include "server/services/env.h"
 #include "server/wire/experts_wire.h"
@@ -23,15 +23,14 @@ absl::Status UnavailableWhileStarting(const Env& env, absl::string_view model,
                                       const absl::Status& status);
 
 // Each lookup has:
-//   Find      returns the loaded weights. NOT_FOUND unknown model or weight; UNAVAILABLE still
-//             loading.
-//   Check     checks inline weights; cheap enough for a thread of the loop.
-//   Pack      puts checked inline weights on a device. Takes long.
-//   Name      returns the names that the log says, for a request that names loaded weights.
-//   KeepName  copies these names to a request that otherwise forgets all.
+//   Find  returns the loaded weights. NOT_FOUND unknown model or weight; UNAVAILABLE still
+//         loading.
+//   Pack  puts inline weights that passed wire::CheckPacked on a device. Takes long.
+//   Name  returns the names that the log says, for a request that names loaded weights.
 
+// Views of the request.
 struct LogName {
-  std::string model, weight;
+  absl::string_view model, weight;
 };
 
 // One weight: `weight` or `packed`.
@@ -41,22 +40,13 @@ struct WeightLookup {
   static absl::StatusOr<Weights> Find(const Env& env, const Request& request) {
     return FindRef(env, request.weight());
   }
-  static absl::Status Check(const Env& env, const v1::PackedWeight& packed) {
-    return wire::CheckPacked(packed, env.options.max_inline_weight_bytes);
-  }
   static absl::StatusOr<Weights> Pack(const Env& env, const v1::PackedWeight& packed);
   template <typename Request>
   static LogName Name(const Request& request) {
     return {request.weight().model(), request.weight().weight()};
   }
-  template <typename Request>
-  static void KeepName(const Request& from, Request* to) {
-    if (from.has_weight()) *to->mutable_weight() = WithoutUnknownFields(from.weight());
-  }
 
   static absl::StatusOr<Weights> FindRef(const Env& env, const v1::WeightRef& ref);
-  // A client may have filled it with unknown fields.
-  static v1::WeightRef WithoutUnknownFields(const v1::WeightRef& ref);
 };
 
 // The experts of one projection: `weight` or `packed`.
@@ -64,9 +54,6 @@ struct StackLookup : WeightLookup {
   using Weights = StackPtr;
   static absl::StatusOr<Weights> Find(const Env& env,
                                       const v1::GroupedQuantizedMatmulRequest& request);
-  static absl::Status Check(const Env& env, const v1::PackedStack& packed) {
-    return wire::CheckPacked(packed, env.options.max_inline_weight_bytes);
-  }
   static absl::StatusOr<Weights> Pack(const Env& env, const v1::PackedStack& packed);
 };
 
@@ -74,12 +61,8 @@ struct StackLookup : WeightLookup {
 struct MlpLookup {
   using Weights = wire::MlpStacks;
   static absl::StatusOr<Weights> Find(const Env& env, const v1::GatedMlpRequest& request);
-  static absl::Status Check(const Env& env, const v1::PackedGatedMlp& packed) {
-    return wire::CheckPacked(packed, env.options.max_inline_weight_bytes);
-  }
   static absl::StatusOr<Weights> Pack(const Env& env, const v1::PackedGatedMlp& packed);
   static LogName Name(const v1::GatedMlpRequest& request);
-  static void KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to);
 };
 
 // A request that needs none.
@@ -93,8 +76,6 @@ struct NoWeight {
   static LogName Name(const Request&) {
     return {};
   }
-  template <typename Request>
-  static void KeepName(const Request&, Request*) {}
 };
 
 }  // namespace awqd::services

@@ -75,34 +75,45 @@ FirstFrame CheckStart(int fd) {
   return whole ? FirstFrame::kComplete : FirstFrame::kIncomplete;
 }
 
+// Answers a browser, or curl, that speaks plaintext to a port with TLS. A client of HTTP/2 gets no
+// answer: gRPC's would connect again at once.
+void AnswerPlaintext(int fd) {
+  constexpr absl::string_view kAnswer =
+      "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 22\r\n"
+      "Connection: close\r\n\r\nThis port speaks TLS.\n";
+  char request[4096];
+  const ssize_t got = recv(fd, request, sizeof(request), MSG_DONTWAIT);
+  const bool http2 = got >= 3 && std::memcmp(request, kPreface.data(), 3) == 0;
+  if (!http2) (void)!send(fd, kAnswer.data(), kAnswer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 }  // namespace
 
 Acceptor::Acceptor(const Limits& limits)
     : limits_(limits),
       open_(LimitToDescriptors(limits.max_connections), limits.max_connections_per_peer) {}
 
-void Acceptor::AddListener(UniqueFd socket, HandOver hand_over) {
+void Acceptor::AddListener(UniqueFd socket, bool tls, HandOver hand_over) {
   auto listener = std::make_unique<Listener>();
+  listener->tls = tls;
   listener->fd = std::move(socket);
+  listener->ready = [this, own = listener.get()](uint32_t) { AcceptFrom(*own); };
   listener->hand_over = std::move(hand_over);
   listeners_.push_back(std::move(listener));
 }
 
+bool Acceptor::Watch(Source* source, uint32_t events) {
+  epoll_event event = {.events = events, .data = {.ptr = source}};
+  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->fd.get(), &event) == 0;
+}
+
 absl::Status Acceptor::Start() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  stop_ = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  wake_.fd = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  stop_ = {UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), [this](uint32_t) { stopped_ = true; }};
+  wake_ = {UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), [this](uint32_t) { ResetCrowds(); }};
   spare_ = OpenSpare();
-  epoll_event wake = {.events = EPOLLIN, .data = {.ptr = static_cast<EventSource*>(&wake_)}};
-  epoll_event stop = {.events = EPOLLIN, .data = {.ptr = nullptr}};
-  bool ready = epoll_.ok() && stop_.ok() && wake_.fd.ok() && spare_.ok() &&
-               epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd.get(), &wake) == 0 &&
-               epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop) == 0;
-  for (const auto& listener : listeners_) {
-    epoll_event event = {.events = EPOLLIN,
-                         .data = {.ptr = static_cast<EventSource*>(listener.get())}};
-    ready = ready && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener->fd.get(), &event) == 0;
-  }
+  bool ready = spare_.ok() && Watch(&stop_, EPOLLIN) && Watch(&wake_, EPOLLIN);
+  for (const auto& listener : listeners_) ready = ready && Watch(listener.get(), EPOLLIN);
   if (!ready) {
     return absl::ResourceExhaustedError(
         "address: the process has no file descriptors left to accept connections with");
@@ -117,7 +128,7 @@ absl::Status Acceptor::Start() {
 
 void Acceptor::Stop() {
   if (thread_.joinable()) {
-    Signal(stop_);
+    Signal(stop_.fd);
     thread_.join();
   }
   for (const Pending& pending : pending_) open_.Remove(pending.fd.get());
@@ -125,20 +136,8 @@ void Acceptor::Stop() {
   listeners_.clear();
 }
 
-Acceptor::Counts Acceptor::counts() const {
-  return {.handed_over = handed_over_,
-          .too_many = too_many_,
-          .too_many_of_origin = too_many_of_origin_,
-          .no_descriptor = no_descriptor_,
-          .silent = silent_,
-          .pauses = pauses_,
-          .crowded = reset_,
-          .penalized = penalized_};
-}
-
 int Acceptor::PollTimeout() const {
-  Clock::time_point due = Clock::time_point::max();
-  if (paused_) due = paused_until_;
+  Clock::time_point due = paused_until_.value_or(Clock::time_point::max());
   if (!pending_.empty()) due = std::min(due, pending_.front().until);
   if (due == Clock::time_point::max()) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
@@ -146,24 +145,22 @@ int Acceptor::PollTimeout() const {
 }
 
 void Acceptor::Run() {
-  for (;;) {
+  while (!stopped_) {
     epoll_event events[kEvents];
     const int count = epoll_wait(epoll_.get(), events, kEvents, PollTimeout());
-    for (int i = 0; i < count; ++i) {
-      auto* const source = static_cast<EventSource*>(events[i].data.ptr);
-      if (source == nullptr) return;
+    for (int i = 0; i < count && !stopped_; ++i) {
       // A connection that there is no memory for is closed as its owner is destroyed.
       CatchExceptions([&] {
-        source->Ready(this, events[i].events);
+        static_cast<Source*>(events[i].data.ptr)->ready(events[i].events);
         return absl::OkStatus();
       }).IgnoreError();
     }
     CloseSilent();
-    if (paused_ && Clock::now() >= paused_until_) Resume();
+    if (paused_until_ && Clock::now() >= *paused_until_) Resume();
   }
 }
 
-void Acceptor::AcceptFrom(Listener& listener) {
+void Acceptor::AcceptFrom(const Listener& listener) {
   for (int i = 0; i < kAcceptsInARow; ++i) {
     UniqueFd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.ok()) {
@@ -174,7 +171,7 @@ void Acceptor::AcceptFrom(Listener& listener) {
   }
 }
 
-bool Acceptor::HandleAcceptError(Listener& listener, int error) {
+bool Acceptor::HandleAcceptError(const Listener& listener, int error) {
   switch (error) {
     case EAGAIN:
       return false;
@@ -184,8 +181,8 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
       spare_.Reset();
       UniqueFd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
       const bool closed = refused.ok();
-      no_descriptor_ +=
-          closed ? 1 : 0;  // before the client can see it, as with those that are too many
+      // Before the client can see it, as with those that are too many.
+      counts_.no_descriptor += closed ? 1 : 0;
       refused.Reset();
       spare_ = OpenSpare();
       obs::LogLimited(obs::LogLevel::kWarning, "no file descriptors are left for a connection", {});
@@ -203,61 +200,77 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
   return false;
 }
 
-void Acceptor::Admit(Listener& listener, UniqueFd fd) {
+void Acceptor::Admit(const Listener& listener, UniqueFd fd) {
   sockaddr_storage peer = {};
   socklen_t size = sizeof(peer);
   if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
   const std::string origin = obs::Origin(fd.get(), peer);
   if (HasPenalty(origin)) {
-    ++penalized_;
+    ++counts_.penalized;
     return;
   }
-  switch (open_.Add(fd.get(), origin)) {
-    case OpenConnections::Verdict::kTooMany:
-      ++too_many_;
-      return obs::LogLimited(obs::LogLevel::kWarning, "connection closed: max_connections are open",
-                             {{"peer", origin}});
-    case OpenConnections::Verdict::kTooManyOfOrigin:
-      ++too_many_of_origin_;
-      return obs::LogLimited(obs::LogLevel::kWarning,
-                             "connection closed: max_connections_per_peer are open",
-                             {{"peer", origin}});
-    case OpenConnections::Verdict::kAdmitted:
-      break;
+  const OpenConnections::Verdict verdict = open_.Add(fd.get(), origin);
+  if (verdict != OpenConnections::Verdict::kAdmitted) {
+    const bool of_all = verdict == OpenConnections::Verdict::kTooMany;
+    ++(of_all ? counts_.too_many : counts_.too_many_of_origin);
+    return obs::LogLimited(obs::LogLevel::kWarning,
+                           of_all ? "connection closed: max_connections are open"
+                                  : "connection closed: max_connections_per_peer are open",
+                           {{"peer", origin}});
   }
-  Pending& pending = pending_.emplace_back();
-  pending.self = std::prev(pending_.end());
-  pending.fd = std::move(fd);
-  pending.listener = &listener;
-  pending.until = Clock::now() + absl::ToChronoNanoseconds(limits_.handshake_timeout);
-  epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET,
-                       .data = {.ptr = static_cast<EventSource*>(&pending)}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pending.fd.get(), &event) == 0) return;
-  open_.Remove(pending.fd.get());
-  pending_.pop_back();
+  const auto pending = pending_.emplace(pending_.end());
+  pending->fd = std::move(fd);
+  pending->ready = [this, &listener, pending](uint32_t events) {
+    ReadStart(listener, pending, events);
+  };
+  pending->until = Clock::now() + absl::ToChronoNanoseconds(limits_.handshake_timeout);
+  if (Watch(&*pending, EPOLLIN | EPOLLRDHUP | EPOLLET)) return;
+  open_.Remove(pending->fd.get());
+  pending_.erase(pending);
 }
 
-void Acceptor::ReadStart(Pending& pending, uint32_t events) {
-  const int fd = pending.fd.get();
+void Acceptor::ReadStart(const Listener& listener, std::list<Pending>::iterator pending,
+                         uint32_t events) {
+  const int fd = pending->fd.get();
   FirstFrame start = CheckStart(fd);
   if (start == FirstFrame::kIncomplete) {
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) return;
     start = FirstFrame::kGone;  // nothing more will come
   }
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  if (start == FirstFrame::kComplete) {
-    ++handed_over_;
-    pending.listener->hand_over(pending.listener->fd.get(), pending.fd.Release());
+  if (start == FirstFrame::kComplete && CheckProtocol(listener, fd)) {
+    ++counts_.handed_over;
+    listener.hand_over(listener.fd.get(), pending->fd.Release());
   } else {
     open_.Remove(fd);
   }
-  pending_.erase(pending.self);
+  pending_.erase(pending);
+}
+
+bool Acceptor::CheckProtocol(const Listener& listener, int fd) {
+  constexpr unsigned char kTlsHandshake =
+      0x16;  // the first record's type; HTTP begins with a letter
+  unsigned char first = 0;
+  if (recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) return true;
+  const bool tls = first == kTlsHandshake;
+  if (tls == listener.tls) return true;
+  ++(tls ? counts_.tls : counts_.plaintext);
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size);
+  obs::LogRarely(obs::LogLevel::kWarning,
+                 tls ? "connection refused: TLS on a port that speaks plaintext"
+                     : "connection refused: plaintext on a port that speaks TLS",
+                 {{"peer", obs::Origin(fd, peer)}});
+  // gRPC's answer to TLS tells the client that it is no TLS.
+  if (!tls) AnswerPlaintext(fd);
+  return tls;
 }
 
 void Acceptor::CloseSilent() {
   const Clock::time_point now = Clock::now();
   while (!pending_.empty() && pending_.front().until <= now) {
-    ++silent_;
+    ++counts_.silent;
     obs::LogLimited(obs::LogLevel::kWarning,
                     "connection closed: no HTTP/2 settings came in handshake_timeout_s", {});
     open_.Remove(pending_.front().fd.get());
@@ -283,7 +296,7 @@ void Acceptor::ResetCrowds() {
       const OpenConnections::Crowd crowd =
           open_.ResetCrowd(origin, limits_.calls_per_peer, limits_.few_calls);
       if (crowd.reset == 0) continue;
-      reset_ += crowd.reset;
+      counts_.crowded += crowd.reset;
       Penalize(origin);
       obs::LogLimited(obs::LogLevel::kWarning,
                       "connections reset: more calls wait in them than one peer may have",
@@ -299,8 +312,9 @@ void Acceptor::Penalize(const std::string& origin) {
   const auto [it, first] = penalties_.try_emplace(origin, Penalty{.length = kFirstPenalty});
   Penalty& penalty = it->second;
   // Connections that were on the way when the penalty began are part of the same crowd.
-  if (!first && penalty.until <= now)
+  if (!first && penalty.until <= now) {
     penalty.length = std::min(2 * penalty.length, kLongestPenalty);
+  }
   penalty.until = now + penalty.length;
 }
 
@@ -311,21 +325,19 @@ bool Acceptor::HasPenalty(const std::string& origin) {
 
 void Acceptor::WatchListeners(uint32_t events) {
   for (const auto& listener : listeners_) {
-    epoll_event event = {.events = events,
-                         .data = {.ptr = static_cast<EventSource*>(listener.get())}};
+    epoll_event event = {.events = events, .data = {.ptr = static_cast<Source*>(listener.get())}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener->fd.get(), &event);
   }
 }
 
 void Acceptor::Pause() {
-  ++pauses_;
-  paused_ = true;
+  ++counts_.pauses;
   paused_until_ = Clock::now() + kPause;
   WatchListeners(0);
 }
 
 void Acceptor::Resume() {
-  paused_ = false;
+  paused_until_.reset();
   if (!spare_.ok()) spare_ = OpenSpare();
   WatchListeners(EPOLLIN);
 }

@@ -21,6 +21,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -49,14 +50,16 @@ class Acceptor {
   };
   // Connections since the start.
   struct Counts {
-    int64_t handed_over = 0;
-    int64_t too_many = 0;            // closed at max_connections
-    int64_t too_many_of_origin = 0;  // closed at max_connections_per_peer
-    int64_t no_descriptor = 0;       // closed for want of one
-    int64_t silent = 0;              // closed at handshake_timeout
-    int64_t pauses = 0;              // how often accepting was paused
-    int64_t crowded = 0;             // reset: too many calls of their peer waited in them
-    int64_t penalized = 0;           // closed: connections of their peer were reset just before
+    std::atomic<int64_t> handed_over{0};
+    std::atomic<int64_t> too_many{0};            // closed at max_connections
+    std::atomic<int64_t> too_many_of_origin{0};  // closed at max_connections_per_peer
+    std::atomic<int64_t> no_descriptor{0};       // closed for want of one
+    std::atomic<int64_t> silent{0};              // closed at handshake_timeout
+    std::atomic<int64_t> pauses{0};              // how often accepting was paused
+    std::atomic<int64_t> crowded{0};    // reset: too many calls of their peer waited in them
+    std::atomic<int64_t> penalized{0};  // closed: connections of their peer were reset just before
+    std::atomic<int64_t> plaintext{0};  // closed: plaintext on a port that speaks TLS
+    std::atomic<int64_t> tls{0};        // handed over, to be closed: TLS on a port that speaks none
   };
   // Takes `fd`, a connection of the listening socket `listener`. Called on the acceptor's thread.
   using HandOver = std::function<void(int listener, int fd)>;
@@ -67,56 +70,37 @@ class Acceptor {
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  // Before Start: `socket` is non-blocking and listens.
-  void AddListener(UniqueFd socket, HandOver hand_over);
+  // Before Start: `socket` is non-blocking and listens. `tls`: its connections speak TLS.
+  void AddListener(UniqueFd socket, bool tls, HandOver hand_over);
   // RESOURCE_EXHAUSTED when the system has no descriptor or no thread for it. Called once.
   absl::Status Start();
   // Closes the listening sockets and what was not handed over. From now on nothing is handed over.
   void Stop();
-  // Ends the connections that were handed over and are still open, as if the clients had closed
-  // them.
-  void EndAll() { open_.EndAll(); }
-  // Resets the connection of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of
-  // a socket file have no such name.
-  bool ResetPeer(const std::string& peer) { return open_.ResetPeer(peer); }
   // Counts, on the acceptor's thread, the unread calls of this peer, "ipv4:10.0.0.7" as
   // obs::PeerHost spells it. gRPC takes all that one connection has to say before it reads the
   // next. When more calls wait than the peer may have, the connections that hold them are reset,
   // and no new one of the peer is accepted for a second, or for longer when that happens again and
   // again.
   void CheckForCrowd(const std::string& peer);
-  // How long nothing has been on the way between that peer and the server; infinite when there is
-  // none, as with ResetPeer.
-  absl::Duration IdleTime(const std::string& peer) { return open_.IdleTime(peer); }
-
-  // How many connections are open. Checks each.
-  int64_t open() { return open_.Count(); }
-  Counts counts() const;
+  // The connections that are open: those that were handed over and those that wait for that.
+  OpenConnections* open() { return &open_; }
+  const Counts& counts() const { return counts_; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // epoll reports events of these.
-  struct EventSource {
-    virtual ~EventSource() = default;
-    virtual void Ready(Acceptor* acceptor, uint32_t events) = 0;
-  };
-  struct Listener final : EventSource {
-    void Ready(Acceptor* acceptor, uint32_t /*events*/) override { acceptor->AcceptFrom(*this); }
+  // epoll reports the events of `fd`, and the thread calls `ready` with them.
+  struct Source {
     UniqueFd fd;
+    std::function<void(uint32_t events)> ready;
+  };
+  struct Listener : Source {
+    bool tls = false;
     HandOver hand_over;
   };
-  struct Wake final : EventSource {
-    void Ready(Acceptor* acceptor, uint32_t /*events*/) override { acceptor->ResetCrowds(); }
-    UniqueFd fd;
-  };
   // A connection whose first frame is not complete.
-  struct Pending final : EventSource {
-    void Ready(Acceptor* acceptor, uint32_t events) override { acceptor->ReadStart(*this, events); }
-    UniqueFd fd;
-    Listener* listener = nullptr;
+  struct Pending : Source {
     Clock::time_point until;
-    std::list<Pending>::iterator self;
   };
   struct Penalty {
     Clock::time_point until;
@@ -126,11 +110,16 @@ class Acceptor {
   void Run();
   // Milliseconds until a pending connection or a pause ends; -1 when there is none.
   int PollTimeout() const;
-  void AcceptFrom(Listener& listener);
+  // False: the system has no room for it.
+  bool Watch(Source* source, uint32_t events);
+  void AcceptFrom(const Listener& listener);
   // False when accepting cannot go on for now.
-  bool HandleAcceptError(Listener& listener, int error);
-  void Admit(Listener& listener, UniqueFd fd);
-  void ReadStart(Pending& pending, uint32_t events);
+  bool HandleAcceptError(const Listener& listener, int error);
+  void Admit(const Listener& listener, UniqueFd fd);
+  void ReadStart(const Listener& listener, std::list<Pending>::iterator pending, uint32_t events);
+  // Whether gRPC is to have the connection, whose first bytes are there. Logs and counts one that
+  // does not speak as the listener does.
+  bool CheckProtocol(const Listener& listener, int fd);
   void CloseSilent();
   void ResetCrowds();
   void Penalize(const std::string& origin);
@@ -142,19 +131,18 @@ class Acceptor {
 
   const Limits limits_;
   OpenConnections open_;
-  UniqueFd epoll_, stop_;
+  UniqueFd epoll_;
   // A descriptor that is closed to accept, and close, a connection when there is no other.
   UniqueFd spare_;
   std::vector<std::unique_ptr<Listener>> listeners_;
-  Wake wake_;
+  Source stop_, wake_;
   Mutex mu_;
   std::set<std::string> crowded_peers_ ABSL_GUARDED_BY(mu_);  // to be checked by the thread
   std::map<std::string, Penalty> penalties_;                  // by origin
   std::list<Pending> pending_;  // in the order they came, so that the first is due first
-  bool paused_ = false;
-  Clock::time_point paused_until_;
-  std::atomic<int64_t> handed_over_{0}, too_many_{0}, too_many_of_origin_{0}, no_descriptor_{0},
-      silent_{0}, pauses_{0}, reset_{0}, penalized_{0};
+  std::optional<Clock::time_point> paused_until_;
+  bool stopped_ = false;  // the thread's own
+  Counts counts_;
   std::thread thread_;
 };
 

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
-#include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
@@ -29,56 +26,47 @@ constexpr std::pair<const char*, absl::string_view> kNames[] = {
     {GRPC_PEER_IP_PROPERTY_NAME, "ip:"},
 };
 
-// The token and the names of the certificate that a call's context has of its client.
-class CallCredentials final : public security::Credentials {
- public:
-  explicit CallCredentials(const grpc::ServerContext& context) : context_(context) {}
-
-  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
-    const auto [begin, end] = context_.client_metadata().equal_range("authorization");
-    for (auto value = begin; value != end; ++value) each(View(value->second));
+security::Credentials ReadCredentials(const grpc::ServerContext& context) {
+  security::Credentials out;
+  const auto [begin, end] = context.client_metadata().equal_range("authorization");
+  for (auto value = begin; value != end; ++value) {
+    out.authorizations.emplace_back(View(value->second));
   }
-
-  void CertificateNames(absl::FunctionRef<void(absl::string_view)> each) const override {
-    const std::shared_ptr<const grpc::AuthContext> context = context_.auth_context();
-    if (context == nullptr || !context->IsPeerAuthenticated()) return;
-    for (const auto& [property, kind] : kNames) {
-      for (const grpc::string_ref& value : context->FindPropertyValues(property)) {
-        each(absl::StrCat(kind, View(value)));
-      }
+  const std::shared_ptr<const grpc::AuthContext> peer = context.auth_context();
+  if (peer == nullptr || !peer->IsPeerAuthenticated()) return out;
+  for (const auto& [property, kind] : kNames) {
+    for (const grpc::string_ref& value : peer->FindPropertyValues(property)) {
+      out.certificate_names.push_back(absl::StrCat(kind, View(value)));
     }
   }
-
- private:
-  const grpc::ServerContext& context_;
-};
+  return out;
+}
 
 }  // namespace
 
-int64_t MethodCalls::total() const {
-  return std::accumulate(outcomes.begin(), outcomes.end(), int64_t{0});
-}
+static_assert(obs::MethodStats::kCodes == grpc::StatusCode::UNAUTHENTICATED + 1);
 
-Admission::Entry::Entry(absl::string_view method, security::Need need, WhileDraining while_draining)
-    : path_(absl::StrCat("/", method)), need_(need), while_draining_(while_draining) {
-  for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
-    durations_.push_back(std::make_unique<obs::Histogram>(obs::kLatencyBounds));
-  }
+Admission::Entry::Entry(absl::string_view method, security::Need need)
+    : path_(absl::StrCat("/", method)), need_(need) {
+  for (int i = 0; i < obs::MethodStats::kCodes; ++i) durations_.emplace_back(kLatencyBounds);
 }
 
 Admission::Admission(const AdmissionLimits& limits, obs::CallRecorder* recorder)
-    : calls_per_connection_(limits.calls_per_connection),
-      reset_(limits.reset),
-      idle_time_(limits.idle_time),
+    : limits_(limits),
       recorder_(recorder),
       clients_(limits.client),
       peers_(limits.peer),
       write_timeout_(limits.write_timeout) {}
 
-Admission::Entry* Admission::AddMethod(absl::string_view method, security::Need need,
-                                       WhileDraining while_draining) {
-  entries_.push_back(std::make_unique<Entry>(method, need, while_draining));
+Admission::Entry* Admission::AddMethod(absl::string_view method, security::Need need) {
+  entries_.push_back(std::make_unique<Entry>(method, need));
   return entries_.back().get();
+}
+
+void Admission::RejectWhileBusy(absl::string_view method) {
+  for (const auto& entry : entries_) {
+    if (entry->method() == method) entry->rejected_while_busy_ = true;
+  }
 }
 
 void Admission::SetTrailingMetadata(std::string key, std::function<std::string()> value) {
@@ -103,30 +91,32 @@ absl::Status Admission::Check(ServerCall* call, const Entry& entry) {
   AWQD_RETURN_IF_ERROR(CheckConnection(call));
   AWQD_RETURN_IF_ERROR(CheckDrain(call, entry));
   AWQD_RETURN_IF_ERROR(CheckAccess(call, entry));
-  return CheckClient(call, entry);
+  AWQD_RETURN_IF_ERROR(CheckClient(call, entry));
+  if (!entry.rejected_while_busy_ || busy_check_ == nullptr) return absl::OkStatus();
+  return busy_check_(call->deadline());
 }
 
 absl::Status Admission::CheckConnection(ServerCall* call) {
   const int64_t calls = call->connection_.Begin(connections_->Find(call->context_.c_call()));
-  const bool too_many = calls > calls_per_connection_;
-  PeerCalls::Share* const share = call->connection()->share();
+  const bool too_many = calls > limits_.calls_per_connection;
+  Connection* const connection = call->connection().get();
   const auto peer = [call] { return obs::PeerHost(call->peer()); };
-  peers_.CountArrival(share, peer, call->arrived_at_);
+  peers_.CountArrival(connection, peer, call->arrived_at_);
   if (!too_many && calls <= peers_.few()) return absl::OkStatus();
-  const PeerCalls::Place place = peers_.Admit(share, !too_many, peer);
+  const PeerCalls::Place place = peers_.Admit(connection, !too_many, peer);
   call->connection_.SetPlace(place);
   if (place == PeerCalls::Place::kAdmitted) return absl::OkStatus();
   if (place == PeerCalls::Place::kDropped) call->context_.TryCancel();
-  if (too_many && call->connection()->CountRejected() == 4 * calls_per_connection_ &&
-      reset_ != nullptr) {
-    reset_(call->peer());
+  if (too_many && connection->CountRejected() == 4 * limits_.calls_per_connection &&
+      limits_.reset != nullptr) {
+    limits_.reset(call->peer());
   }
   obs::LogLimited(obs::LogLevel::kWarning,
                   absl::StrCat("call refused: too many on ",
                                too_many ? "one connection" : "the connections of one peer"),
                   {{"peer", obs::LogText(call->peer())}});
   return absl::ResourceExhaustedError(
-      too_many ? absl::StrCat("calls: got more than ", calls_per_connection_,
+      too_many ? absl::StrCat("calls: got more than ", limits_.calls_per_connection,
                               " in flight on one connection, which is the most")
                : absl::StrCat("calls: got ", calls,
                               " in flight on one connection, expected no more than are "
@@ -135,16 +125,17 @@ absl::Status Admission::CheckConnection(ServerCall* call) {
 }
 
 absl::Status Admission::CheckDrain(ServerCall* call, const Entry& entry) {
-  if (entry.while_draining_ == WhileDraining::kServed) return absl::OkStatus();
+  if (entry.need_ == security::Need::kHealth) return absl::OkStatus();
   // The guard begins first: a server that stops must see every call that may be admitted.
-  call->in_flight_.Begin(&drain_);
+  call->in_flight_ = drain_.CountCall();
   if (drain_.open()) return absl::OkStatus();
   return absl::UnavailableError(Drain::UnavailableStatus().error_message());
 }
 
 absl::Status Admission::CheckAccess(ServerCall* call, const Entry& entry) {
-  AWQD_ASSIGN_OR_RETURN(call->identity_, access_->Admit(entry.method(), entry.need_,
-                                                        CallCredentials(call->context_)));
+  security::Credentials shown;
+  if (access_->has_identities()) shown = ReadCredentials(call->context_);
+  AWQD_ASSIGN_OR_RETURN(call->identity_, access_->Admit(entry.method(), entry.need_, shown));
   return absl::OkStatus();
 }
 
@@ -171,9 +162,9 @@ void Admission::RecordOutcome(ServerCall* call, Entry* entry) {
   if (call->admitted_ && entry->need_ == security::Need::kInfer && trailing_value_ != nullptr) {
     AddTrailingMetadata(call);
   }
-  const bool known = call->outcome_ >= 0 && call->outcome_ < MethodCalls::kOutcomes;
+  const bool known = call->outcome_ >= 0 && call->outcome_ < obs::MethodStats::kCodes;
   const auto took = call->outcome_at_ - call->arrived_at_;
-  entry->durations_[known ? call->outcome_ : grpc::StatusCode::UNKNOWN]->Observe(
+  entry->durations_[known ? call->outcome_ : grpc::StatusCode::UNKNOWN].Observe(
       std::chrono::nanoseconds(took).count());
   entry->received_.Observe(call->received_bytes());
   entry->sent_.Observe(call->sent_bytes());
@@ -188,13 +179,8 @@ void Admission::AddTrailingMetadata(ServerCall* call) const {
 }
 
 absl::Duration Admission::StatusDelay(const ServerCall& call) const {
-  return idle_time_ == nullptr ? absl::ZeroDuration() : kRoundTrip - idle_time_(call.peer());
-}
-
-void Admission::LogLateWrite(const ServerCall& call) {
-  obs::LogLimited(obs::LogLevel::kWarning,
-                  "call cancelled: an answer was not taken in send_timeout_s",
-                  {{"method", call.method()}, {"peer", obs::LogText(call.peer())}});
+  return limits_.idle_time == nullptr ? absl::ZeroDuration()
+                                      : kRoundTrip - limits_.idle_time(call.peer());
 }
 
 void Admission::RecordEnd(ServerCall* call) {
@@ -226,22 +212,18 @@ void Admission::RecordEnd(ServerCall* call) {
   (void)CatchExceptions(record);  // a record that there is no memory for is not worth the process
 }
 
-std::vector<MethodCalls> Admission::Calls() const {
-  std::vector<MethodCalls> out;
+std::vector<obs::MethodStats> Admission::Calls() const {
+  std::vector<obs::MethodStats> out;
   for (const auto& entry : entries_) {
-    MethodCalls calls = {.method = std::string(entry->method()),
-                         .received = entry->received_.data(),
-                         .sent = entry->sent_.data()};
-    for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
-      calls.durations[i] = entry->durations_[i]->data();
-      calls.outcomes[i] = calls.durations[i].total();
-      calls.time += absl::Nanoseconds(calls.durations[i].sum);
+    obs::MethodStats& calls = out.emplace_back();
+    calls.method = std::string(entry->method());
+    calls.received_bytes = entry->received_.data();
+    calls.sent_bytes = entry->sent_.data();
+    for (int i = 0; i < obs::MethodStats::kCodes; ++i) {
+      calls.durations_ns[i] = entry->durations_[i].data();
     }
     // Read last, so that no call has ended that had not begun.
     calls.started = entry->started_.load(std::memory_order_relaxed);
-    calls.received_bytes = calls.received.sum;
-    calls.sent_bytes = calls.sent.sum;
-    out.push_back(std::move(calls));
   }
   return out;
 }

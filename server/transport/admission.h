@@ -8,9 +8,9 @@
 // which calls every method of the server.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,41 +20,18 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "grpcpp/support/status_code_enum.h"
+#include "kernels/base/histogram.h"
 #include "server/obs/call_recorder.h"
-#include "server/obs/histogram.h"
+#include "server/obs/snapshot.h"
 #include "server/security/access.h"
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
-#include "server/transport/rate_limits.h"
+#include "server/transport/limits.h"
 #include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
 
 class ServerCall;
-
-// How calls of a method are treated while the server stops.
-enum class WhileDraining {
-  kRejected,  // answered UNAVAILABLE; the server waits for those in flight
-  kServed,    // answered as ever until gRPC stops; the server does not wait for them
-};
-
-// The calls of one method that have ended. Bytes are those of messages, without gRPC's framing.
-struct MethodCalls {
-  static constexpr int kOutcomes = grpc::StatusCode::UNAUTHENTICATED + 1;
-
-  std::string method;                         // "awqd.v1.ServerInfo/GetServerInfo"
-  int64_t started = 0;                        // some of them have not ended
-  std::array<int64_t, kOutcomes> outcomes{};  // how many, by the status that the server gave
-  int64_t received_bytes = 0;
-  int64_t sent_bytes = 0;
-  absl::Duration time;  // from the arrival to the status, all calls added up
-  // The same one by one: nanoseconds by status, and bytes.
-  std::array<obs::HistogramData, kOutcomes> durations;
-  obs::HistogramData received, sent;
-
-  int64_t total() const;
-};
 
 struct AdmissionLimits {
   // Calls in flight on one connection: open streams too, and calls of every service. A client that
@@ -82,14 +59,14 @@ class Admission {
   // `recorder`, which outlives this, is told of every call; it may be null.
   explicit Admission(const AdmissionLimits& limits = {}, obs::CallRecorder* recorder = nullptr);
 
-  // The name in MethodCalls::method of all methods that the server does not have. Names come from
+  // The name in obs::MethodStats of all methods that the server does not have. Names come from
   // the table, never from the wire, so that counts take bounded memory.
   static constexpr absl::string_view kUnknownMethod = "(unknown)";
 
   // One method in the table. Apart from its neighbours in memory, because every call writes.
   class alignas(64) Entry {
    public:
-    Entry(absl::string_view method, security::Need need, WhileDraining while_draining);
+    Entry(absl::string_view method, security::Need need);
 
     absl::string_view method() const { return absl::string_view(path_).substr(1); }
     // As it is on the wire.
@@ -99,19 +76,30 @@ class Admission {
     friend class Admission;
     const std::string path_;
     const security::Need need_;
-    const WhileDraining while_draining_;
+    bool rejected_while_busy_ = false;
     mutable std::atomic<int64_t> started_{0};
-    std::vector<std::unique_ptr<obs::Histogram>> durations_;  // by status
-    obs::Histogram received_{obs::kSizeBounds}, sent_{obs::kSizeBounds};
+    std::deque<Histogram> durations_;  // in nanoseconds, by status
+    Histogram received_{kSizeBounds}, sent_{kSizeBounds};
   };
 
   // Before the server starts. `method` is "package.Service/Method", and new. This owns the entry.
-  Entry* AddMethod(absl::string_view method, security::Need need, WhileDraining while_draining);
+  // Calls that need security::Need::kHealth are answered as ever while the server stops, which does
+  // not wait for them.
+  Entry* AddMethod(absl::string_view method, security::Need need);
   // Before the server starts. Until then nobody has an identity, and none is asked for.
   void SetAccess(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
   // Before the server starts, once. Calls that require Need::kInfer, and were admitted, end with
   // value() as metadata of this name. It is called on the threads that end calls.
   void SetTrailingMetadata(std::string key, std::function<std::string()> value);
+
+  // Before the server starts. Once every device has too much to do for any call with this deadline,
+  // `check` says so, and calls of the methods of RejectWhileBusy are rejected before their messages
+  // are read. It is called on the threads of the loop.
+  void SetBusyCheck(std::function<absl::Status(absl::Time deadline)> check) {
+    busy_check_ = std::move(check);
+  }
+  // Before the server starts: `method`, which was added, queues one request for a device.
+  void RejectWhileBusy(absl::string_view method);
 
   // Checks a call that has arrived, before its handler. False: the call is rejected, and answered
   // now or later.
@@ -127,15 +115,13 @@ class Admission {
   // gRPC closes a connection that it has told to go away together with its last call. A client that
   // acknowledges something after that is answered with a reset, and loses what it has not read.
   absl::Duration StatusDelay(const ServerCall& call) const;
-  // Logs a call that is cancelled because a write of it timed out. On any thread.
-  void LogLateWrite(const ServerCall& call);
 
   Drain* drain() { return &drain_; }
   WriteTimeout* write_timeout() { return &write_timeout_; }
   // For requests that come by other ways than a call.
   const security::Access& access() const { return *access_; }
   // One for each method, in the order of AddMethod: what RecordOutcome has counted.
-  std::vector<MethodCalls> Calls() const;
+  std::vector<obs::MethodStats> Calls() const;
   // The services of all methods, each once.
   std::vector<std::string> Services() const;
 
@@ -150,9 +136,7 @@ class Admission {
   void BeginTrace(ServerCall* call);
   void AddTrailingMetadata(ServerCall* call) const;
 
-  const int64_t calls_per_connection_;
-  const std::function<void(const std::string& peer)> reset_;
-  const std::function<absl::Duration(const std::string& peer)> idle_time_;
+  const AdmissionLimits limits_;
   obs::CallRecorder* const recorder_;
   Drain drain_;
   std::unique_ptr<security::Access> access_ =
@@ -163,6 +147,7 @@ class Admission {
   WriteTimeout write_timeout_;
   std::string trailing_key_;
   std::function<std::string()> trailing_value_;  // null: none
+  std::function<absl::Status(absl::Time deadline)> busy_check_;
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 

@@ -4,6 +4,7 @@
 #include "absl/time/clock.h"
 #include "grpc/support/time.h"
 #include "kernels/base/out_of_memory.h"
+#include "server/obs/logging.h"
 #include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
 
@@ -24,7 +25,7 @@ ServerCall::ServerCall(Method* method) : responder_(&context_), method_(method) 
 
 ServerCall::~ServerCall() = default;
 
-absl::string_view ServerCall::method() const { return method_->entry()->method(); }
+absl::string_view ServerCall::method() const { return method_->entry->method(); }
 
 absl::Time ServerCall::deadline() const {
   // Not context_.deadline(), whose nanoseconds since 1970 overflow in the year 2262.
@@ -38,23 +39,23 @@ absl::Time ServerCall::deadline() const {
 void ServerCall::Release() {
   if (pending_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (reactor_ != nullptr) reactor_->OnDone();
-  method_->loop()->admission_->RecordEnd(this);
+  method_->loop->admission_->RecordEnd(this);
   Method* const method = method_;
   delete this;
-  method->CallEnded();
+  method->loop->CountEnd();
 }
 
 void ServerCall::OnArrived(bool ok) {
   Method* const method = method_;
   if (!ok) {  // the server stops; nothing of the call has happened
     delete this;
-    method->CallEnded();
+    method->loop->CountEnd();
     return;
   }
-  method->RequestCall();
+  method->loop->RequestCall(method);
   bool admitted = false;
   const absl::Status checked = CatchExceptions([&] {
-    admitted = method->loop()->admission_->Admit(this, *method->entry());
+    admitted = method->loop->admission_->Admit(this, *method->entry);
     return absl::OkStatus();
   });
   if (!checked.ok()) FinishWith(checked);
@@ -63,7 +64,7 @@ void ServerCall::OnArrived(bool ok) {
 
 void ServerCall::Handle() {
   const absl::Status handled = CatchExceptions([&] {
-    method_->Handle(this);
+    method_->handler(this);
     return absl::OkStatus();
   });
   // A handler that throws before there is a reactor has started nothing; reactors catch their own.
@@ -79,14 +80,12 @@ void ServerCall::EndWithoutRequest() {
   OnHandlerReturned();
 }
 
-void ServerCall::FinishWith(const absl::Status& status) {
-  Finish(method_->loop()->to_grpc_(status));
-}
+void ServerCall::FinishWith(const absl::Status& status) { Finish(method_->loop->to_grpc_(status)); }
 
 void ServerCall::SetOutcome(grpc::StatusCode outcome) {
   outcome_at_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
-  method_->loop()->admission_->RecordOutcome(this, method_->entry());
+  method_->loop->admission_->RecordOutcome(this, method_->entry);
 }
 
 void ServerCall::OnHandlerReturned() {
@@ -105,38 +104,40 @@ void ServerCall::NotifyCancelled() {
 
 void ServerCall::WriteMessage(const grpc::ByteBuffer& message) {
   Retain();
-  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  method_->loop->admission_->write_timeout()->Begin(&write_);
   responder_.Write(message, written_.tag());
 }
 
 void ServerCall::OnWritten(bool ok) {
-  method_->loop()->admission_->write_timeout()->End(&write_);
+  method_->loop->admission_->write_timeout()->End(&write_);
   OnMessageWritten(ok);
   Release();
 }
 
 void ServerCall::WriteAndFinish(const grpc::ByteBuffer& message) {
-  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  method_->loop->admission_->write_timeout()->Begin(&write_);
   responder_.WriteAndFinish(message, grpc::WriteOptions(), grpc::Status::OK, finished_.tag());
 }
 
 void ServerCall::SendStatus(const grpc::Status& status) {
-  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  method_->loop->admission_->write_timeout()->Begin(&write_);
   responder_.Finish(status, finished_.tag());
 }
 
 void ServerCall::OnFinished(bool /*ok*/) {
-  method_->loop()->admission_->write_timeout()->End(&write_);
+  method_->loop->admission_->write_timeout()->End(&write_);
   Release();
 }
 
 // The message is dropped, and the call ends as if its client had cancelled it.
 void ServerCall::CancelLateWrite() {
-  method_->loop()->admission_->LogLateWrite(*this);
+  obs::LogLimited(obs::LogLevel::kWarning,
+                  "call cancelled: an answer was not taken in send_timeout_s",
+                  {{"method", method()}, {"peer", obs::LogText(peer())}});
   context_.TryCancel();
 }
 
-bool ServerCall::stopping() const { return !method_->loop()->admission_->drain()->open(); }
+bool ServerCall::stopping() const { return !method_->loop->admission_->drain()->open(); }
 
 void ServerCall::SendStatusOnceRead(const grpc::Status& status) {
   if (!stopping()) return SendStatus(status);
@@ -147,12 +148,12 @@ void ServerCall::SendStatusOnceRead(const grpc::Status& status) {
 }
 
 void ServerCall::SetDelay(absl::Duration delay) {
-  delayed_->alarm.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
+  delayed_->alarm.Set(method_->loop->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
                       delay_over_.tag());
 }
 
 void ServerCall::OnDelayed(bool /*ok*/) {
-  const absl::Duration left = method_->loop()->admission_->StatusDelay(*this);
+  const absl::Duration left = method_->loop->admission_->StatusDelay(*this);
   grpc::Status status;
   {
     MutexLock lock(&delayed_->mu);
@@ -164,7 +165,7 @@ void ServerCall::OnDelayed(bool /*ok*/) {
 
 void ServerCall::StartAlarm(absl::Duration delay) {
   Retain();
-  alarm_.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
+  alarm_.Set(method_->loop->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
              alarm_over_.tag());
 }
 

@@ -25,16 +25,16 @@
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
 #include "server/security/identities.h"
-#include "server/transport/byte_budget.h"
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
-#include "server/transport/rate_limits.h"
+#include "server/transport/limits.h"
 #include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
 
 class Admission;
-class Method;
+class CallLoop;
+struct Method;
 
 // A tag of the completion queue: every tag is one.
 class Event {
@@ -88,6 +88,8 @@ class ServerCall {
 
   // "awqd.v1.ServerInfo/GetServerInfo": from the server's own table, never from the wire.
   absl::string_view method() const;
+  // The name as the client sent it. Empty for a method that the server has.
+  const std::string& requested_method() const { return context_.method(); }
   // "ipv4:10.0.0.7:51034", "unix:": gRPC allocates it.
   std::string peer() const { return context_.peer(); }
   absl::Time deadline() const;
@@ -170,7 +172,7 @@ class ServerCall {
 
  private:
   friend class Admission;
-  friend class Method;
+  friend class CallLoop;
 
   static void Count(const grpc::ByteBuffer& message, std::atomic<int64_t>* bytes) {
     bytes->fetch_add(static_cast<int64_t>(message.Length()), std::memory_order_relaxed);
@@ -286,15 +288,6 @@ class StreamCall final : public ServerCall {
 
   grpc::ByteBuffer* message_ = nullptr;  // of the read in progress
   EventOf<StreamCall, &StreamCall::OnRead> read_{this};
-};
-
-// A call of a method that this server does not have.
-class UnknownCall final : public ServerCall {
- public:
-  explicit UnknownCall(Method* method) : ServerCall(method) {}
-
-  // The name as the client sent it.
-  const std::string& requested_method() const { return context_.method(); }
 };
 
 }  // namespace awqd::transport

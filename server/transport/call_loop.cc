@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"
@@ -34,10 +33,9 @@ constexpr std::chrono::milliseconds kBusy(2);
 constexpr int kUnknownSlots = 4;
 
 void AnswerUnknown(ServerCall* call) {
-  const std::string& method = static_cast<UnknownCall*>(call)->requested_method();
-  call->Finish(
-      {grpc::StatusCode::UNIMPLEMENTED, absl::StrCat("method: got \"", obs::LogText(method),
-                                                     "\", expected one that this server has")});
+  call->Finish({grpc::StatusCode::UNIMPLEMENTED,
+                absl::StrCat("method: got \"", obs::LogText(call->requested_method()),
+                             "\", expected one that this server has")});
 }
 
 // Whether this thread is a loop's that runs what is queued, and whether something was submitted on
@@ -60,38 +58,29 @@ int RawService::Add(const char* path) {
   return size_++;
 }
 
-void Method::RequestCall() {
-  loop_->calls_.fetch_add(1, std::memory_order_relaxed);
-  ServerCall* const call = make_(this);
-  grpc::ServerCompletionQueue* const queue = loop_->queue_.get();
-  if (index_ == kUnknown) {
-    loop_->unknown_.RequestCall(&call->context_, &call->responder_, queue, queue,
-                                call->arrived_.tag());
+void CallLoop::RequestCall(Method* method) {
+  calls_.fetch_add(1, std::memory_order_relaxed);
+  ServerCall* const call = method->make(method);
+  if (method->index == Method::kUnknown) {
+    unknown_.RequestCall(&call->context_, &call->responder_, queue_.get(), queue_.get(),
+                         call->arrived_.tag());
   } else {
-    loop_->service_.RequestAsyncBidiStreaming(index_, &call->context_, &call->responder_, queue,
-                                              queue, call->arrived_.tag());
+    service_.RequestAsyncBidiStreaming(method->index, &call->context_, &call->responder_,
+                                       queue_.get(), queue_.get(), call->arrived_.tag());
   }
 }
 
-void Method::CallEnded() {
-  CallLoop* const loop = loop_;
-  if (loop->calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  MutexLock lock(&loop->mu_);
-  loop->none_left_.NotifyAll();
+void CallLoop::CountEnd() {
+  if (calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  MutexLock lock(&mu_);
+  none_left_.NotifyAll();
 }
 
-void LongestEvents::Stopwatch::Start() {
-  const int64_t now = ReadClock(CLOCK_MONOTONIC_COARSE);
-  if (now == tick_) return;
-  tick_ = now;
-  processor_ = ReadClock(CLOCK_THREAD_CPUTIME_ID);
-}
-
-void LongestEvents::Stopwatch::Stop() {
+void LongestEvents::Stopwatch::Lap(bool ended) {
   const int64_t now = ReadClock(CLOCK_MONOTONIC_COARSE);
   if (now == tick_) return;
   const int64_t processor = ReadClock(CLOCK_THREAD_CPUTIME_ID);
-  all_->Record(now, now - tick_, processor - processor_);
+  if (ended) all_->Record(now, now - tick_, processor - processor_);
   tick_ = now;
   processor_ = processor;
 }
@@ -127,23 +116,19 @@ CallLoop::CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threa
       queue_(builder->AddCompletionQueue()) {
   builder->RegisterService(&service_);
   builder->RegisterAsyncGenericService(&unknown_);
-  Admission::Entry* const entry = admission_->AddMethod(
-      Admission::kUnknownMethod, security::Need::kIdentity, WhileDraining::kRejected);
-  methods_.emplace_back(
-      std::make_unique<Method>(
-          this, entry, Method::kUnknown,
-          [](Method* method) -> ServerCall* { return new UnknownCall(method); }, AnswerUnknown),
-      kUnknownSlots);
+  Admission::Entry* const entry =
+      admission_->AddMethod(Admission::kUnknownMethod, security::Need::kIdentity);
+  methods_.push_back({this, entry, Method::kUnknown, kUnknownSlots,
+                      [](Method* method) -> ServerCall* { return new StreamCall(method); },
+                      AnswerUnknown});
 }
 
 CallLoop::~CallLoop() { Stop(); }
 
 void CallLoop::AddMethod(absl::string_view method, security::Need need, int slots,
-                         Method::Make make, Method::Handler handler, WhileDraining while_draining) {
-  Admission::Entry* const entry = admission_->AddMethod(method, need, while_draining);
-  methods_.emplace_back(
-      std::make_unique<Method>(this, entry, service_.Add(entry->path()), make, std::move(handler)),
-      slots);
+                         Method::Make make, Method::Handler handler) {
+  Admission::Entry* const entry = admission_->AddMethod(method, need);
+  methods_.push_back({this, entry, service_.Add(entry->path()), slots, make, std::move(handler)});
 }
 
 bool CallLoop::WillRunQueued() {
@@ -152,8 +137,8 @@ bool CallLoop::WillRunQueued() {
 }
 
 void CallLoop::Start() {
-  for (const auto& [method, slots] : methods_) {
-    for (int i = 0; i < slots; ++i) method->RequestCall();
+  for (Method& method : methods_) {
+    for (int i = 0; i < method.slots; ++i) RequestCall(&method);
   }
   for (int i = 0; i < thread_count_; ++i) {
     states_.push_back(std::make_unique<ThreadState>(&longest_events_));
@@ -167,9 +152,8 @@ void CallLoop::Stop() {
   {
     MutexLock lock(&mu_);
     while (calls_.load(std::memory_order_acquire) > 0) none_left_.Wait(&mu_);
-    stopping_ = true;
-    stop_.NotifyAll();
   }
+  spare_pause_.End();
   if (spare_thread_.joinable()) spare_thread_.join();
   // Nobody starts an operation any more. gRPC would not take one on a queue that was shut down.
   queue_->Shutdown();
@@ -183,16 +167,7 @@ void CallLoop::Stop() {
 
 void CallLoop::Handle(void* tag, bool ok, ThreadState* state) {
   state->events.fetch_add(1, std::memory_order_relaxed);
-  state->stopwatch.Start();
-  static_cast<Event*>(tag)->Happened(ok);
-  state->stopwatch.Stop();
-}
-
-bool CallLoop::RunQueued(ThreadState* state) {
-  state->stopwatch.Start();
-  const bool more = run_queued_();
-  state->stopwatch.Stop();
-  return more;
+  state->stopwatch.Time([&] { static_cast<Event*>(tag)->Happened(ok); });
 }
 
 bool CallLoop::PollEvent(bool* found, ThreadState* state) {
@@ -223,7 +198,9 @@ bool CallLoop::RunRound(void* tag, bool ok, ThreadState* state) {
       if (!PollEvent(&found, state)) return false;
     }
     submitted = false;  // first: answers may let handlers submit more
-    if (RunQueued(state)) submitted = true;
+    state->stopwatch.Time([&] {
+      if (run_queued_()) submitted = true;
+    });
   }
   return true;
 }
@@ -236,53 +213,28 @@ void CallLoop::Run(ThreadState* state) {
   }
 }
 
-// The spare thread's memory of the other threads from the last time that it looked at them.
-class CallLoop::BusyThreads {
- public:
-  explicit BusyThreads(const std::vector<std::unique_ptr<ThreadState>>& threads)
-      : threads_(threads), seen_(threads.size()) {}
-
-  // Whether since the last call every thread has been busy and none has come back to the queue. A
-  // thread that sleeps in the queue has not been busy.
-  bool AllBusy() {
-    bool busy = true;
-    for (size_t i = 0; i < threads_.size(); ++i) {
-      const int64_t events = threads_[i]->events.load(std::memory_order_relaxed);
-      const std::chrono::nanoseconds time(ReadClock(threads_[i]->processor_time));
-      Seen& seen = seen_[i];
-      if (events != seen.events) seen = {events, time, time};
-      // A thread that shares its processor may run for less than kBusy between two calls.
-      busy &= time - seen.since >= kBusy && time > seen.last;
-      seen.last = time;
+bool CallLoop::AllBusy() {
+  bool busy = true;
+  for (const auto& state : states_) {
+    const int64_t events = state->events.load(std::memory_order_relaxed);
+    const std::chrono::nanoseconds time(ReadClock(state->processor_time));
+    if (events != state->seen_events) {
+      state->seen_events = events;
+      state->seen_since = state->seen_last = time;
     }
-    return busy;
+    // A thread that shares its processor may run for less than kBusy between two calls.
+    busy &= time - state->seen_since >= kBusy && time > state->seen_last;
+    state->seen_last = time;
   }
+  return busy;
+}
 
- private:
-  struct Seen {
-    int64_t events = 0;
-    // Processor time when the thread had taken so many events, and at the last call.
-    std::chrono::nanoseconds since{0}, last{0};
-  };
-
-  const std::vector<std::unique_ptr<ThreadState>>& threads_;
-  std::vector<Seen> seen_;
-};
-
-// It serves only while all threads are busy elsewhere: a second thread that always serves would
-// split batches.
 void CallLoop::RunSpareThread() {
   on_loop = run_queued_ != nullptr;
   ThreadState own(&longest_events_);  // nobody watches the spare thread
-  BusyThreads threads(states_);
-  threads.AllBusy();
-  for (;;) {
-    {
-      MutexLock lock(&mu_);
-      if (!stopping_) stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + kSparePeriod);
-      if (stopping_) return;
-    }
-    while (threads.AllBusy()) {
+  AllBusy();
+  while (spare_pause_.WaitFor(absl::FromChrono(kSparePeriod))) {
+    while (AllBusy()) {
       const auto until = std::chrono::system_clock::now() + kSparePeriod;
       grpc::CompletionQueue::NextStatus next = grpc::CompletionQueue::GOT_EVENT;
       while (next == grpc::CompletionQueue::GOT_EVENT && std::chrono::system_clock::now() < until) {

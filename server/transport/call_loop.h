@@ -14,7 +14,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -29,6 +31,7 @@
 #include "grpcpp/impl/service_type.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/pause.h"
 #include "server/security/roles.h"
 #include "server/transport/admission.h"
 #include "server/transport/call.h"
@@ -38,33 +41,18 @@ namespace awqd::transport {
 class CallLoop;
 
 // One method of the server.
-class Method {
- public:
+struct Method {
+  // Makes a call of the method's kind.
   using Make = ServerCall* (*)(Method*);
   using Handler = std::function<void(ServerCall*)>;
-
-  // `index`: in the loop's service; kUnknown for methods that the server does not have. `make`
-  // makes a call of the method's kind.
-  Method(CallLoop* loop, Admission::Entry* entry, int index, Make make, Handler handler)
-      : loop_(loop), entry_(entry), index_(index), make_(make), handler_(std::move(handler)) {}
-
   static constexpr int kUnknown = -1;
 
-  // Requests one more call from gRPC.
-  void RequestCall();
-  // Runs the handler of a call that was admitted, and whose request is here if it has one.
-  void Handle(ServerCall* call) const { handler_(call); }
-  // A call that was requested is gone, or will never come.
-  void CallEnded();
-  Admission::Entry* entry() const { return entry_; }
-  CallLoop* loop() const { return loop_; }
-
- private:
-  CallLoop* const loop_;
-  Admission::Entry* const entry_;
-  const int index_;
-  const Make make_;
-  const Handler handler_;
+  CallLoop* loop;
+  Admission::Entry* entry;
+  int index;  // in the loop's service; kUnknown for methods that the server does not have
+  int slots;  // as CallLoop::Serve says
+  Make make;
+  Handler handler;  // for a call that was admitted, and whose request is here if it has one
 };
 
 // All methods by their names. gRPC's generated services keep theirs in the same way. All are raw
@@ -96,16 +84,23 @@ class LongestEvents {
   class Stopwatch {
    public:
     explicit Stopwatch(LongestEvents* all) : all_(all) {}
-    // Around each event.
-    void Start();
-    void Stop();
+    // Runs `event` and records it.
+    template <typename F>
+    void Time(F event) {
+      Lap(/*ended=*/false);
+      event();
+      Lap(/*ended=*/true);
+    }
 
    private:
+    // Before each event, and after it with `ended`.
+    void Lap(bool ended);
+
     LongestEvents* const all_;
     int64_t tick_ = 0, processor_ = 0;  // nanoseconds at the last tick that was seen
   };
 
-  // Of the last minute.
+  // The longest within the last minute.
   Times Longest() const;
 
  private:
@@ -139,12 +134,10 @@ class CallLoop {
   // `slots` calls may come at once without waiting to be requested.
   template <typename Call>
   void Serve(absl::string_view method, security::Need need, int slots,
-             std::function<void(Call*)> handler,
-             WhileDraining while_draining = WhileDraining::kRejected) {
+             std::function<void(Call*)> handler) {
     AddMethod(
         method, need, slots, [](Method* method) -> ServerCall* { return new Call(method); },
-        [handler = std::move(handler)](ServerCall* call) { handler(static_cast<Call*>(call)); },
-        while_draining);
+        [handler = std::move(handler)](ServerCall* call) { handler(static_cast<Call*>(call)); });
   }
 
   // Once the server listens.
@@ -160,25 +153,35 @@ class CallLoop {
   static bool WillRunQueued();
 
  private:
-  friend class Method;
   friend class ServerCall;
 
-  // What the spare thread sees of a thread of the loop. Apart from its neighbours in memory.
+  // The state of a thread of the loop that the spare thread sees. Apart from its neighbours in
+  // memory.
   struct alignas(64) ThreadState {
     explicit ThreadState(LongestEvents* longest) : stopwatch(longest) {}
     std::atomic<int64_t> events{0};  // how often it came back to the queue with something
     clockid_t processor_time = {};
     LongestEvents::Stopwatch stopwatch;  // the thread's own
+    // The spare thread's memory of the last time that it looked: the events, the processor time
+    // when there were first so many, and the processor time then.
+    int64_t seen_events = 0;
+    std::chrono::nanoseconds seen_since{0}, seen_last{0};
   };
-  class BusyThreads;
 
+  // Requests one more call of the method from gRPC.
+  void RequestCall(Method* method);
+  // A call that was requested is gone, or will never come.
+  void CountEnd();
   void AddMethod(absl::string_view method, security::Need need, int slots, Method::Make make,
-                 Method::Handler handler, WhileDraining while_draining);
+                 Method::Handler handler);
   void Run(ThreadState* state);
-  // The spare thread: serves while every other thread is busy elsewhere.
+  // Whether since the last call every thread of states_ has been busy and none has come back to the
+  // queue. A thread that sleeps in the queue has not been busy.
+  bool AllBusy();
+  // The spare thread: serves while every other thread is busy elsewhere. A second thread that always
+  // serves would split batches.
   void RunSpareThread();
   void Handle(void* tag, bool ok, ThreadState* state);
-  bool RunQueued(ThreadState* state);
   // Handles an event and those that are there by then, and runs what they submitted. False when the
   // queue has ended.
   bool RunRound(void* tag, bool ok, ThreadState* state);
@@ -193,12 +196,11 @@ class CallLoop {
   const std::function<bool()> run_queued_;
   const std::function<grpc::Status(const absl::Status&)> to_grpc_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::vector<std::pair<std::unique_ptr<Method>, int>> methods_;  // and their slots
-  std::atomic<int64_t> calls_{0};                                 // requested or in progress
+  std::deque<Method> methods_;
+  std::atomic<int64_t> calls_{0};  // requested or in progress
   Mutex mu_;
   CondVar none_left_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  Pause spare_pause_;
   LongestEvents longest_events_;
   std::vector<std::unique_ptr<ThreadState>> states_;  // of threads_
   std::vector<std::thread> threads_;

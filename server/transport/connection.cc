@@ -24,38 +24,38 @@ class PeerCalls::Peer {
   std::atomic<int64_t> period{0}, came{0};  // number of kCrowdPeriod, and the calls that came in it
 };
 
-void PeerCalls::Share::Release(Place place) {
+void PeerCalls::Release(Connection* connection, Place place) {
   if (place == Place::kAdmitted) {
-    calls_.fetch_sub(1, std::memory_order_relaxed);
-    peer_->calls.fetch_sub(1, std::memory_order_relaxed);
-    peer_->total->fetch_sub(1, std::memory_order_relaxed);
+    connection->calls_of_peer_.fetch_sub(1, std::memory_order_relaxed);
+    connection->peer_->calls.fetch_sub(1, std::memory_order_relaxed);
+    connection->peer_->total->fetch_sub(1, std::memory_order_relaxed);
   } else if (place == Place::kRejected) {
-    peer_->rejected.fetch_sub(1, std::memory_order_relaxed);
+    connection->peer_->rejected.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 
-PeerCalls::Place PeerCalls::Admit(Share* share, bool asks_to_begin,
+PeerCalls::Place PeerCalls::Admit(Connection* connection, bool asks_to_begin,
                                   absl::FunctionRef<std::string()> name) {
-  Peer* const peer = FindPeer(share, name);
+  Peer* const peer = FindPeer(connection, name);
   if (asks_to_begin) {
-    const int64_t own = share->calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    const int64_t own = connection->calls_of_peer_.fetch_add(1, std::memory_order_relaxed) + 1;
     const int64_t calls = peer->calls.fetch_add(1, std::memory_order_relaxed) + 1;
     const int64_t total = total_->fetch_add(1, std::memory_order_relaxed) + 1;
     if (own <= limits_.per_peer - calls && calls <= limits_.total - total) return Place::kAdmitted;
-    share->Release(Place::kAdmitted);
+    Release(connection, Place::kAdmitted);
   }
   if (peer->rejected.fetch_add(1, std::memory_order_relaxed) < limits_.per_peer) {
     return Place::kRejected;
   }
-  share->Release(Place::kRejected);
+  Release(connection, Place::kRejected);
   return Place::kDropped;
 }
 
-void PeerCalls::CountArrival(Share* share, absl::FunctionRef<std::string()> name,
+void PeerCalls::CountArrival(Connection* connection, absl::FunctionRef<std::string()> name,
                              std::chrono::steady_clock::time_point now) {
-  if (share->came_.fetch_add(1, std::memory_order_relaxed) < limits_.few) return;
+  if (connection->came_.fetch_add(1, std::memory_order_relaxed) < limits_.few) return;
   if (limits_.crowded == nullptr) return;
-  Peer* const peer = FindPeer(share, name);
+  Peer* const peer = FindPeer(connection, name);
   const int64_t period = now.time_since_epoch() / kCrowdPeriod;
   if (peer->period.load(std::memory_order_relaxed) != period) {
     peer->period.store(period, std::memory_order_relaxed);
@@ -65,23 +65,24 @@ void PeerCalls::CountArrival(Share* share, absl::FunctionRef<std::string()> name
   if (came == kCrowd) limits_.crowded(peer->name);
 }
 
-PeerCalls::Peer* PeerCalls::FindPeer(Share* share, absl::FunctionRef<std::string()> name) {
-  if (Peer* const joined = share->joined_.load(std::memory_order_acquire)) return joined;
+PeerCalls::Peer* PeerCalls::FindPeer(Connection* connection,
+                                     absl::FunctionRef<std::string()> name) {
+  if (Peer* const joined = connection->joined_.load(std::memory_order_acquire)) return joined;
   std::string key = name();
   MutexLock lock(&mu_);
-  if (Peer* const joined = share->joined_.load(std::memory_order_relaxed)) return joined;
+  if (Peer* const joined = connection->joined_.load(std::memory_order_relaxed)) return joined;
   if (peers_.size() >= sweep_at_) {
     std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
     sweep_at_ = std::max<size_t>(64, 2 * peers_.size());
   }
   std::weak_ptr<Peer>& entry = peers_[key];
-  share->peer_ = entry.lock();
-  if (share->peer_ == nullptr) {
-    share->peer_ = std::make_shared<Peer>(std::move(key), total_);
-    entry = share->peer_;
+  connection->peer_ = entry.lock();
+  if (connection->peer_ == nullptr) {
+    connection->peer_ = std::make_shared<Peer>(std::move(key), total_);
+    entry = connection->peer_;
   }
-  share->joined_.store(share->peer_.get(), std::memory_order_release);
-  return share->peer_.get();
+  connection->joined_.store(connection->peer_.get(), std::memory_order_release);
+  return connection->peer_.get();
 }
 
 int64_t PeerCalls::size() const {

@@ -25,6 +25,7 @@
 
 namespace awqd::transport {
 
+class Connection;
 class Connections;
 
 struct PeerCallLimits {
@@ -49,35 +50,24 @@ class PeerCalls {
     kDropped,   // it may not begin, and too many wait to be told: it ends without an answer
   };
   class Peer;
-  // The part of one connection.
-  class Share {
-   public:
-    void Release(Place place);
-
-   private:
-    friend class PeerCalls;
-    std::atomic<Peer*> joined_{nullptr};
-    std::shared_ptr<Peer> peer_;  // set once, before joined_
-    std::atomic<int64_t> calls_{0};
-    std::atomic<int64_t> came_{0};
-  };
-
   explicit PeerCalls(const PeerCallLimits& limits) : limits_(limits) {}
 
   int64_t few() const { return limits_.few; }
   // Each call that comes is counted first. `name` returns the peer. It is called once in the life
-  // of a share to which more than a few calls come.
-  void CountArrival(Share* share, absl::FunctionRef<std::string()> name,
+  // of a connection to which more than a few calls come.
+  void CountArrival(Connection* connection, absl::FunctionRef<std::string()> name,
                     std::chrono::steady_clock::time_point now);
   // For a call whose connection has more than a few in flight. A call that asks to begin may do so
   // as long as its connection then has no more than what is left to the others of its peer, and its
   // peer no more than what is left to other peers.
-  Place Admit(Share* share, bool asks_to_begin, absl::FunctionRef<std::string()> name);
+  Place Admit(Connection* connection, bool asks_to_begin, absl::FunctionRef<std::string()> name);
+  // The end of a call that Admit has seen.
+  static void Release(Connection* connection, Place place);
   // How many peers are remembered.
   int64_t size() const;
 
  private:
-  Peer* FindPeer(Share* share, absl::FunctionRef<std::string()> name);
+  Peer* FindPeer(Connection* connection, absl::FunctionRef<std::string()> name);
 
   const PeerCallLimits limits_;
   const std::shared_ptr<std::atomic<int64_t>> total_ = std::make_shared<std::atomic<int64_t>>(0);
@@ -96,7 +86,7 @@ class Connection {
     ~InFlight() {
       if (connection_ == nullptr) return;
       connection_->calls_.fetch_sub(1, std::memory_order_relaxed);
-      connection_->share_.Release(place_);
+      PeerCalls::Release(connection_.get(), place_);
     }
     InFlight(const InFlight&) = delete;
     InFlight& operator=(const InFlight&) = delete;
@@ -124,9 +114,6 @@ class Connection {
   // Counts a call that was rejected. Returns how many were, this one included.
   int64_t CountRejected() { return rejected_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // Its part of the calls of its peer.
-  PeerCalls::Share* share() { return &share_; }
-
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   // Bytes of a ByteBudget.
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -134,6 +121,7 @@ class Connection {
  private:
   friend class ByteBudget;
   friend class Connections;
+  friend class PeerCalls;
   struct Release {
     void operator()(grpc_auth_context* id) const { grpc_auth_context_release(id); }
   };
@@ -146,7 +134,10 @@ class Connection {
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> rejected_{0};
-  PeerCalls::Share share_;
+  // Its part of the calls of its peer. The peer is set once, before joined_.
+  std::shared_ptr<PeerCalls::Peer> peer_;
+  std::atomic<PeerCalls::Peer*> joined_{nullptr};
+  std::atomic<int64_t> calls_of_peer_{0}, came_{0};
 };
 
 // The connections that have calls in flight. Thread-safe.

@@ -1,28 +1,23 @@
 // Configures the gRPC server, binds its addresses, and shuts it down in steps.
 #include "server/transport/grpc_server.h"
 
-#include <linux/sockios.h>
-#include <netinet/in.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstddef>
-#include <filesystem>
+#include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "grpc/compression.h"
 #include "grpc/grpc.h"
 #include "grpcpp/resource_quota.h"
-#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/version_info.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
@@ -48,10 +43,58 @@ void LogGrpcMessage(absl::string_view message) {
   obs::LogEvent(obs::LogLevel::kDebug, "grpc", {{"message", obs::LogText(message, 1024)}});
 }
 
+// Failed TLS handshakes of all servers of the process.
+std::atomic<int64_t> g_failed_handshakes{0};
+
+// The part between the first `begin` and the next `end`; empty without one.
+absl::string_view Between(absl::string_view text, absl::string_view begin, absl::string_view end) {
+  const size_t at = text.find(begin);
+  if (at == text.npos) return "";
+  text.remove_prefix(at + begin.size());
+  return text.substr(0, text.find(end));
+}
+
+// `text`: "Tls handshake failed: SSL_ERROR_SSL: error:0A0000C7:SSL routines::REASON", or with
+// OPENSSL_internal between the last colons.
+void CountFailedHandshake(absl::string_view text, absl::string_view peer) {
+  ++g_failed_handshakes;
+  absl::string_view reason = text.substr(0, text.find(" {"));
+  if (const size_t colon = reason.rfind(':'); colon != reason.npos) {
+    reason = absl::StripAsciiWhitespace(reason.substr(colon + 1));
+  }
+  // Either side may have ended it.
+  if (absl::StrContains(text, "Handshake read failed")) {
+    reason = "the client ended it; does it trust the server's certificate?";
+  }
+  // gRPC names the peer only where the connection broke.
+  if (peer.empty()) peer = "unknown";
+  obs::LogRarely(obs::LogLevel::kWarning, "TLS handshake failed",
+                 {{"reason", obs::LogText(reason)}, {"peer", obs::LogText(peer)}});
+}
+
+// Counts and logs events of clients that gRPC tells of in its log alone.
+void WatchGrpcMessage(absl::string_view message) {
+  for (const absl::string_view begin :
+       {"Security handshake failed: UNKNOWN:Tls ", "Security handshake failed: UNKNOWN:Handshake ",
+        "Handshake failed with error "}) {
+    if (const size_t at = message.find(begin); at != message.npos) {
+      return CountFailedHandshake(message.substr(at), Between(message, "target_address:\"", "\""));
+    }
+  }
+  if (absl::StrContains(message, "metadata size exceeds")) {
+    obs::LogRarely(obs::LogLevel::kWarning,
+                   "call refused with RESOURCE_EXHAUSTED: headers larger than max_metadata_bytes",
+                   {{"bytes", Between(message, "(", " ")}});
+  }
+}
+
 #if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
 void RedirectGrpcLog() {
   struct Sink final : absl::LogSink {
-    void Send(const absl::LogEntry& entry) override { LogGrpcMessage(entry.text_message()); }
+    void Send(const absl::LogEntry& entry) override {
+      WatchGrpcMessage(entry.text_message());
+      LogGrpcMessage(entry.text_message());
+    }
   };
   // Kept until the process ends, as gRPC is.
   [[maybe_unused]] static const bool kept = [] {
@@ -63,7 +106,18 @@ void RedirectGrpcLog() {
 }
 #else
 void RedirectGrpcLog() {
-  gpr_set_log_function([](gpr_log_func_args* args) { LogGrpcMessage(args->message); });
+  // gRPC tells of clients in messages of its level debug. It has one for each call of a connection
+  // that breaks, too: these are told apart by the source file, which is cheap.
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG);
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    static const bool wants_all = std::getenv("GRPC_VERBOSITY") != nullptr;
+    const absl::string_view file = args->file;
+    if (absl::EndsWith(file, "/security_handshaker.cc") ||
+        absl::EndsWith(file, "/hpack_parser.cc")) {
+      WatchGrpcMessage(args->message);
+    }
+    if (wants_all || args->severity == GPR_LOG_SEVERITY_ERROR) LogGrpcMessage(args->message);
+  });
 }
 #endif
 
@@ -77,11 +131,6 @@ void PrepareGrpc() {
   // polls for up to ten seconds after a client was killed in the middle of an answer. So it is kept
   // until the process ends.
   [[maybe_unused]] static const bool kept = (grpc_init(), true);
-}
-
-absl::Status CannotListen(const ListenAddress& address, const absl::Status& why) {
-  return absl::Status(why.code(), absl::StrCat("address: cannot listen on \"",
-                                               obs::LogText(address.text), "\": ", why.message()));
 }
 
 // The address with the port that is bound.
@@ -109,11 +158,12 @@ AdmissionLimits LimitsOfAdmission(const Options& options, Acceptor* acceptor) {
       .reset =
           [acceptor](const std::string& peer) {
             obs::LogEvent(obs::LogLevel::kWarning,
-                          acceptor->ResetPeer(peer) ? "connection cut: its client heeds no refusal"
-                                                    : "a client heeds no refusal",
+                          acceptor->open()->ResetPeer(peer)
+                              ? "connection cut: its client heeds no refusal"
+                              : "a client heeds no refusal",
                           {{"peer", obs::LogText(peer)}});
           },
-      .idle_time = [acceptor](const std::string& peer) { return acceptor->IdleTime(peer); },
+      .idle_time = [acceptor](const std::string& peer) { return acceptor->open()->IdleTime(peer); },
       .write_timeout = options.send_timeout,
       .client = options.client,
       .peer = {.per_peer = CallsPerPeer(options),
@@ -127,13 +177,6 @@ Acceptor::Limits LimitsOfAcceptor(const Options& options) {
           .handshake_timeout = options.handshake_timeout,
           .few_calls = PeerCallLimits().few,
           .calls_per_peer = CallsPerPeer(options)};
-}
-
-void WarnOfExposure(const security::Options& options, const std::vector<ListenAddress>& addresses) {
-  const bool local = std::all_of(addresses.begin(), addresses.end(),
-                                 [](const ListenAddress& address) { return address.local(); });
-  const std::string warning = security::ExposureWarning(options, local);
-  if (!warning.empty()) obs::LogEvent(obs::LogLevel::kWarning, warning, {});
 }
 
 // For arguments of gRPC.
@@ -178,15 +221,6 @@ std::thread TryThread(std::function<void()> body) {
   }
 }
 
-bool IsTcpConnection(int fd) {
-  int protocol = 0, listening = 0;
-  socklen_t size = sizeof(protocol);
-  if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) != 0) return false;
-  size = sizeof(listening);
-  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0) return false;
-  return protocol == IPPROTO_TCP && listening == 0;
-}
-
 }  // namespace
 
 void ApplyOptions(const Options& options, grpc::ServerBuilder* builder) {
@@ -202,6 +236,7 @@ void ApplyOptions(const Options& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, options.max_metadata_bytes);
   // For TLS, and for settings within it: the acceptor waits for those in plaintext.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                               Millis(options.handshake_timeout));
@@ -219,23 +254,10 @@ void ApplyOptions(const Options& options, grpc::ServerBuilder* builder) {
                               Millis(options.max_connection_age_grace));
 }
 
-// Asks the kernel about each socket of the process.
-bool AllSent() {
-  std::error_code error;
-  std::filesystem::directory_iterator files("/proc/self/fd", error);
-  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
-    int fd = -1, unsent = 0;
-    if (!absl::SimpleAtoi(files->path().filename().string(), &fd) || !IsTcpConnection(fd)) continue;
-    if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
-  }
-  return true;
-}
-
 GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
                        std::function<grpc::Status(const absl::Status&)> to_grpc)
     : options_(options),
       admission_(LimitsOfAdmission(options, &acceptor_), options.recorder),
-      sockets_(options.unix_socket_mode),
       acceptor_(LimitsOfAcceptor(options)) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
@@ -262,39 +284,35 @@ absl::Status GrpcServer::Start() {
 }
 
 absl::Status GrpcServer::Bind() {
-  std::vector<ListenAddress> asked;
+  bool local = true;
   for (const std::string& text : options_.addresses) {
     absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
-    if (!address.ok()) {
-      return absl::Status(address.status().code(),
-                          absl::StrCat("address: ", address.status().message()));
-    }
+    if (!address.ok()) return Prefixed("address", address.status());
     AWQD_RETURN_IF_ERROR(Listen(*address));
-    asked.push_back(*std::move(address));
+    local = local && address->local();
   }
-  WarnOfExposure(options_.security, asked);
+  const std::string warning = security::ExposureWarning(options_.security, local);
+  if (!warning.empty()) obs::LogEvent(obs::LogLevel::kWarning, warning, {});
   return absl::OkStatus();
 }
 
 absl::Status GrpcServer::Listen(const ListenAddress& address) {
-  const bool tcp = address.socket_path.empty();
-  if (!tcp) AWQD_RETURN_IF_ERROR(sockets_.Claim(address.socket_path));
   absl::StatusOr<ListenSockets> listening =
-      tcp ? ListenOnPort(address.text, options_.keepalive_timeout)
-          : ListenOnPath(address.socket_path);
-  if (!listening.ok()) return CannotListen(address, listening.status());
-  if (!tcp) AWQD_RETURN_IF_ERROR(sockets_.Bound());
+      ListenOn(address, options_.unix_socket_mode, options_.keepalive_timeout);
+  if (!listening.ok()) return Prefixed("address", listening.status());
+  // The file system says who may open a socket file, and nobody is on the way.
+  const bool tls = address.socket_path.empty() && tls_ != nullptr;
+  socket_files_.push_back(std::move(listening->file));
   // The acceptor calls it as long as gRPC takes connections.
   using Builder = grpc::ServerBuilder::experimental_type;
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_acceptor =
       builder_->experimental().AddExternalConnectionAcceptor(
           Builder::ExternalConnectionType::FROM_FD,
-          // The file system says who may open a socket file, and nobody is on the way.
-          tcp && tls_ != nullptr ? tls_->get() : grpc::InsecureServerCredentials());
+          tls ? tls_->get() : grpc::InsecureServerCredentials());
   for (UniqueFd& socket : listening->sockets) {
     // noexcept: without memory, gRPC would throw and keep its locks, and never accept again. The
     // process then ends.
-    acceptor_.AddListener(std::move(socket), [grpc_acceptor](int listener, int fd) noexcept {
+    acceptor_.AddListener(std::move(socket), tls, [grpc_acceptor](int listener, int fd) noexcept {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.listener_fd = listener;
       connection.fd = fd;
@@ -306,10 +324,23 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
   return absl::OkStatus();
 }
 
+void GrpcServer::AddStatistics(obs::Snapshot* out) const {
+  const Acceptor::Counts& counts = acceptor_.counts();
+  out->refused_connections = {{"max_connections", counts.too_many},
+                              {"max_connections_per_peer", counts.too_many_of_origin},
+                              {"no_descriptor", counts.no_descriptor},
+                              {"silent", counts.silent},
+                              {"crowded", counts.crowded + counts.penalized},
+                              {"plaintext", counts.plaintext},
+                              {"tls", counts.tls},
+                              {"tls_handshake", g_failed_handshakes}};
+  if (tls_ != nullptr) out->certificate_expiry = tls_->expiry();
+}
+
 void GrpcServer::Shutdown(absl::Time deadline) {
   if (server_ == nullptr) return;
   Drain& drain = *admission_.drain();
-  sockets_.Remove();
+  socket_files_.clear();
   drain.HoldNewCalls();
   AwaitQuietCallers(drain, deadline);
   acceptor_.Stop();
@@ -324,15 +355,17 @@ void GrpcServer::Shutdown(absl::Time deadline) {
   drain.RejectNewCalls();
   // Clients have this long to answer and to close by themselves.
   const absl::Time goodbye = absl::Now() + kRoundTrip;
-  const auto idle = [&] { return drain.in_flight() == 0 && absl::Now() > goodbye && AllSent(); };
+  const auto idle = [&] {
+    return drain.in_flight() == 0 && absl::Now() > goodbye && acceptor_.open()->AllSent();
+  };
   while (!ended && absl::Now() < deadline && !idle()) absl::SleepFor(kPoll);
   if (shutdown.joinable()) {
     // Harmless when it has ended; past the deadline gRPC does the same by itself.
     grpc_server_cancel_all_calls(server_->c_server());
-    acceptor_.EndAll();
+    acceptor_.open()->EndAll();
     shutdown.join();
   } else {
-    acceptor_.EndAll();
+    acceptor_.open()->EndAll();
     server_->Shutdown(absl::ToChronoTime(absl::Now()));
   }
   server_->Wait();

@@ -18,7 +18,6 @@
 #include "server/transport/listening.h"
 #include "server/transport/options.h"
 #include "server/transport/tls_credentials.h"
-#include "server/transport/unix_socket.h"
 
 namespace awqd::transport {
 
@@ -27,12 +26,8 @@ namespace awqd::transport {
 // server without services of ours that costs exactly as much.
 //
 // Attacker: a client that takes the memory or the connections of the process. Shown by
-// tests/server/services/limits_test and tests/e2e/limits_e2e_test.
+// tests/server/services/limits_test and tests/e2e/transport/limits_test.
 void ApplyOptions(const Options& options, grpc::ServerBuilder* builder);
-
-// True when no TCP connection of this process holds bytes that the peer's kernel has not
-// acknowledged: closing one that does may lose them. A Unix domain socket has nothing on the way.
-bool AllSent();
 
 // Not thread-safe. The registered handlers outlive it.
 class GrpcServer {
@@ -57,9 +52,8 @@ class GrpcServer {
   int port() const { return port_; }
   // "127.0.0.1:43211", "unix:/run/awqd.sock": in the order of the options.
   const std::vector<std::string>& addresses() const { return addresses_; }
-
-  // Open connections, and counts of those that were closed.
-  Acceptor* acceptor() { return &acceptor_; }
+  // Sets the refused connections and the expiry of the certificate. Thread-safe after Start.
+  void AddStatistics(obs::Snapshot* out) const;
 
   // Returns when no call is in flight and every connection is closed. Does nothing when it does not
   // listen. With a `deadline` that has passed, everything is cancelled at once.
@@ -68,10 +62,9 @@ class GrpcServer {
   // - A call that ends meanwhile gets its status once its client has had time to read its messages
   //   (Admission::StatusDelay).
   // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
-  // - Once no call is in flight, clients have kRoundTrip to close. Then connections are closed
-  // under
-  //   them. gRPC alone would wait 20 s for an idle client that does not read its connection (a
-  //   synchronous one between two calls), and for one that has not sent its settings.
+  // - Once no call is in flight, clients have kRoundTrip to close. Then the server closes their
+  //   connections. gRPC alone would wait 20 s for an idle client that does not read its connection
+  //   (a synchronous one between two calls), and for one that has not sent its settings.
   void Shutdown(absl::Time deadline);
 
  private:
@@ -81,13 +74,13 @@ class GrpcServer {
   const Options options_;
   std::unique_ptr<TlsCredentials> tls_;  // null: plaintext
   Admission admission_;
-  UnixSockets sockets_;
   int port_ = 0;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::ServerBuilder> builder_;
   std::unique_ptr<CallLoop> loop_;
   std::unique_ptr<grpc::Server> server_;
   Acceptor acceptor_;
+  std::vector<std::shared_ptr<void>> socket_files_;  // ListenSockets::file of each address
 };
 
 }  // namespace awqd::transport

@@ -1,24 +1,30 @@
 // Parses addresses before gRPC sees them, whose own errors name no reason; resolves, binds,
-// listens.
+// listens; protects and removes socket files.
 #include "server/transport/listening.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <memory>
+#include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 
@@ -82,14 +88,8 @@ int PortOf(int fd) {
                    : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-// 0, or errno.
-int BindAndListen(int fd, const sockaddr* address, socklen_t size) {
-  if (bind(fd, address, size) != 0 || listen(fd, SOMAXCONN) != 0) return errno;
-  return 0;
-}
-
 // 0, or errno. Accepted connections inherit the options.
-int ListenOn(const addrinfo& address, absl::Duration unacknowledged, UniqueFd* out) {
+int ListenOnAddress(const addrinfo& address, absl::Duration unacknowledged, UniqueFd* out) {
   UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.ok()) return errno;
   const int on = 1, off = 0;
@@ -101,9 +101,10 @@ int ListenOn(const addrinfo& address, absl::Duration unacknowledged, UniqueFd* o
   if (address.ai_family == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
-  const int error = BindAndListen(fd.get(), address.ai_addr, address.ai_addrlen);
-  if (error == 0) *out = std::move(fd);
-  return error;
+  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;
+  if (listen(fd.get(), SOMAXCONN) != 0) return errno;
+  *out = std::move(fd);
+  return 0;
 }
 
 absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& port) {
@@ -117,9 +118,6 @@ absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& po
   return Addresses(found, freeaddrinfo);
 }
 
-// A host that has several addresses may lack some of them without a mistake.
-bool IsMissing(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
-
 absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::string& port,
                                            absl::Duration unacknowledged) {
   AWQD_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(host, port));
@@ -128,8 +126,9 @@ absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::s
   for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (out.port != 0) SetPort(address->ai_addr, out.port);
     UniqueFd fd;
-    const int error = ListenOn(*address, unacknowledged, &fd);
-    if (IsMissing(error)) {
+    const int error = ListenOnAddress(*address, unacknowledged, &fd);
+    // A host that has several addresses may lack some of them without a mistake.
+    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) {
       missing = error;
       continue;
     }
@@ -139,6 +138,77 @@ absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::s
   }
   if (out.sockets.empty()) return Failed(missing);
   return out;
+}
+
+// Another awqd holds the lock from its check to its listen: milliseconds.
+constexpr absl::Duration kLockLimit = absl::Seconds(5);
+constexpr absl::Duration kLockPoll = absl::Milliseconds(5);
+
+absl::Status CannotUsePath(absl::string_view why, int error = 0) {
+  return absl::InvalidArgumentError(error == 0 ? std::string(why)
+                                               : absl::StrCat(why, ": ", std::strerror(error)));
+}
+
+// The open directory of `path`, which no other awqd can lock until it is closed.
+absl::StatusOr<UniqueFd> LockDirectoryOf(const std::string& path) {
+  std::string directory = std::filesystem::path(path).parent_path().string();
+  if (directory.empty()) directory = ".";
+  const std::string quoted = absl::StrCat("\"", obs::LogText(directory), "\"");
+  UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.ok()) return CannotUsePath("cannot open the directory " + quoted, errno);
+  if (access(directory.c_str(), W_OK | X_OK) != 0) {
+    return CannotUsePath("cannot write to the directory " + quoted, errno);
+  }
+  const absl::Time until = absl::Now() + kLockLimit;
+  while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK || absl::Now() > until) {
+      return CannotUsePath("cannot lock the directory " + quoted, errno);
+    }
+    absl::SleepFor(kLockPoll);
+  }
+  return fd;
+}
+
+UniqueFd NewPathSocket() {
+  return UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+// Leaves the path free, or says why it cannot be.
+absl::Status RemoveDeadSocket(const std::string& path, const sockaddr_un& address) {
+  struct stat found = {};
+  if (lstat(path.c_str(), &found) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : CannotUsePath("cannot look at it", errno);
+  }
+  if (!S_ISSOCK(found.st_mode)) {
+    return CannotUsePath("something that is not a socket is there; move it away first");
+  }
+  const UniqueFd fd = NewPathSocket();
+  if (!fd.ok()) return Failed(errno);
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+  // EAGAIN: its server is alive, with a full backlog.
+  if (connect(fd.get(), to, sizeof(address)) == 0 || errno == EAGAIN) {
+    return absl::UnavailableError(
+        "another server listens there, or this one was given the address twice");
+  }
+  if (errno == ENOENT) return absl::OkStatus();
+  if (errno != ECONNREFUSED) return CannotUsePath("cannot tell whether a server is there", errno);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return CannotUsePath("cannot remove the socket that a dead server left", errno);
+  }
+  obs::LogEvent(obs::LogLevel::kInfo, "removed the socket of a server that is gone",
+                {{"path", obs::LogText(path)}});
+  return absl::OkStatus();
+}
+
+// The owner of the file that is at `path` now: ListenSockets::file.
+std::shared_ptr<void> OwnFile(const std::string& path) {
+  struct stat made = {};
+  if (lstat(path.c_str(), &made) != 0) return nullptr;
+  return {nullptr, [path, made](void*) {
+            struct stat now = {};
+            if (lstat(path.c_str(), &now) != 0) return;
+            if (now.st_dev == made.st_dev && now.st_ino == made.st_ino) unlink(path.c_str());
+          }};
 }
 
 }  // namespace
@@ -160,11 +230,22 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   }
   const size_t colon = text.rfind(':');
   int port = -1;
-  if (colon != absl::string_view::npos && colon != 0 &&
+  // No host has a slash: "http://host:port" is for browsers.
+  if (colon != absl::string_view::npos && colon != 0 && !absl::StrContains(text, '/') &&
       absl::SimpleAtoi(text.substr(colon + 1), &port) && port >= 0 && port <= 65535) {
     return ListenAddress{.text = std::string(text)};
   }
   return Refused(text, "host:port with a port of 0 to 65535, or unix:/path");
+}
+
+absl::StatusOr<ListenSockets> ListenOn(const ListenAddress& address, mode_t socket_mode,
+                                       absl::Duration unacknowledged) {
+  absl::StatusOr<ListenSockets> listening = address.socket_path.empty()
+                                                ? ListenOnPort(address.text, unacknowledged)
+                                                : ListenOnPath(address.socket_path, socket_mode);
+  if (listening.ok()) return listening;
+  return Prefixed(absl::StrCat("cannot listen on \"", obs::LogText(address.text), "\""),
+                  listening.status());
 }
 
 absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
@@ -183,16 +264,22 @@ absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
   return ListenOnEach(host, port, unacknowledged);
 }
 
-absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path) {
+absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path, mode_t mode) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   if (path.size() >= sizeof(address.sun_path)) return Failed(ENAMETOOLONG);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.ok()) return Failed(errno);
-  const int error =
-      BindAndListen(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  if (error != 0) return Failed(error);
+  AWQD_ASSIGN_OR_RETURN(const UniqueFd lock, LockDirectoryOf(path));
+  AWQD_RETURN_IF_ERROR(RemoveDeadSocket(path, address));
+  UniqueFd fd = NewPathSocket();
+  if (!fd.ok() ||
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return Failed(errno);
+  }
   ListenSockets out;
+  out.file = OwnFile(path);
+  // Nobody can connect before the listen.
+  if (chmod(path.c_str(), mode) != 0) return CannotUsePath("cannot set its permissions", errno);
+  if (listen(fd.get(), SOMAXCONN) != 0) return Failed(errno);
   out.sockets.push_back(std::move(fd));
   return out;
 }

@@ -1,7 +1,13 @@
 // Addresses to listen on, and listening sockets, which have the options that gRPC gives its own.
+//
+// Attacker of socket files: another user of the machine, who connects before the permissions are
+// set or puts a file in the way. Shown by tests/e2e/transport/unix_socket_test.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,7 +37,16 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 struct ListenSockets {
   std::vector<UniqueFd> sockets;  // non-blocking
   int port = 0;                   // the port that is bound; 0 for a path
+  // Owns the file of a path: removes it when the last copy goes, unless something else has taken
+  // its place. Goes before the socket is closed: the kernel gives the file's number to another one
+  // afterwards.
+  std::shared_ptr<void> file;
 };
+
+// Listens on the address, as the functions below. Their errors begin with "cannot listen on
+// ADDRESS".
+absl::StatusOr<ListenSockets> ListenOn(const ListenAddress& address, mode_t socket_mode,
+                                       absl::Duration unacknowledged);
 
 // Listens on "host:port" or "[host]:port": one socket for each address of the host that this
 // machine has, all on one port. Every interface is listened on by IPv4 and IPv6, as far as the
@@ -41,7 +56,10 @@ struct ListenSockets {
 absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
                                            absl::Duration unacknowledged);
 
-// Listens on a socket file, which must not exist. UNAVAILABLE says why it cannot.
-absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path);
+// Listens on a socket file. Removes a socket there that no server listens on, and nothing else.
+// `mode`: permissions of the file, set before anyone can connect; a user who may write to it may
+// connect. UNAVAILABLE when a server listens there, INVALID_ARGUMENT when something else is there
+// or the directory cannot be written.
+absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path, mode_t mode);
 
 }  // namespace awqd::transport

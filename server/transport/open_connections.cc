@@ -67,13 +67,6 @@ int64_t CountHeaders(absl::Span<const uint8_t> bytes) {
   return count;
 }
 
-// The bytes of a peer of a socket file stay there otherwise.
-void DiscardUnread(int fd) {
-  char bytes[16384];
-  while (recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
-  }
-}
-
 // Whether gRPC calls the other end of `fd` so. gRPC writes the brackets of IPv6 addresses one way
 // or another.
 bool IsPeer(int fd, absl::string_view name) {
@@ -95,15 +88,12 @@ bool IsPeer(int fd, absl::string_view name) {
          absl::StrContains(name, obs::PrintAddress(AF_INET6, &v6.sin6_addr));
 }
 
-// How long nothing has been on the way, either way; zero while the peer's kernel has not
-// acknowledged everything.
-absl::Duration SocketIdleTime(int fd) {
-  int unsent = 0;
-  if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return absl::ZeroDuration();
-  tcp_info info = {};
-  socklen_t size = sizeof(info);
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return absl::InfiniteDuration();
-  return absl::Milliseconds(std::min(info.tcpi_last_data_sent, info.tcpi_last_data_recv));
+// Whether the peer's kernel has not acknowledged everything. False for a socket that is not TCP's.
+bool HasUnacknowledged(int fd) {
+  int protocol = 0, unsent = 0;
+  socklen_t size = sizeof(protocol);
+  return getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 &&
+         protocol == IPPROTO_TCP && ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0;
 }
 
 }  // namespace
@@ -133,7 +123,10 @@ bool ResetConnection(int fd, uint64_t cookie) {
   const sockaddr nothing = {.sa_family = AF_UNSPEC, .sa_data = {}};
   if (connect(held, &nothing, sizeof(nothing)) == 0) return true;
   if (shutdown(held, SHUT_RDWR) != 0) return false;
-  DiscardUnread(held);
+  // The bytes of a peer of a socket file stay there otherwise.
+  char bytes[16384];
+  while (recv(held, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+  }
   return true;
 }
 
@@ -186,6 +179,13 @@ int64_t OpenConnections::Count() {
   return static_cast<int64_t>(connections_.size());
 }
 
+bool OpenConnections::AllSent() {
+  MutexLock lock(&mu_);
+  Sweep();
+  return std::none_of(connections_.begin(), connections_.end(),
+                      [](const auto& entry) { return HasUnacknowledged(entry.first); });
+}
+
 void OpenConnections::EndAll() {
   MutexLock lock(&mu_);
   Sweep();
@@ -234,7 +234,13 @@ std::vector<std::string> OpenConnections::OriginsOf(const std::string& peer) {
 absl::Duration OpenConnections::IdleTime(const std::string& peer) {
   MutexLock lock(&mu_);
   const int fd = FindDescriptor(peer);
-  return fd < 0 ? absl::InfiniteDuration() : SocketIdleTime(fd);
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  if (fd < 0 || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+    return absl::InfiniteDuration();
+  }
+  if (HasUnacknowledged(fd)) return absl::ZeroDuration();
+  return absl::Milliseconds(std::min(info.tcpi_last_data_sent, info.tcpi_last_data_recv));
 }
 
 bool OpenConnections::ResetPeer(const std::string& peer) {

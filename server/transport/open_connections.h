@@ -47,12 +47,16 @@ class OpenConnections {
   Verdict Add(int fd, const std::string& origin);
   // The caller closes `fd` next.
   void Remove(int fd);
-  // How many are open.
+  // How many are open. Checks each.
   int64_t Count();
-  // Ends all that are open: their owner reads the end of the stream, and closes them.
+  // Whether no TCP connection holds bytes that the peer's kernel has not acknowledged: closing one
+  // that does may lose them. A Unix domain socket has nothing on the way.
+  bool AllSent();
+  // Ends all that are open, as if the clients had closed them: their owner reads the end of the
+  // stream.
   void EndAll();
   // Resets the connection of one peer, as gRPC spells it: "ipv4:10.0.0.7:51034". False when there
-  // is none of that name.
+  // is none of that name: clients of a socket file have no such one.
   bool ResetPeer(const std::string& peer);
   struct Crowd {
     int64_t waiting = 0;  // calls that nobody has read, in all connections

@@ -37,6 +37,7 @@ struct Options {
   int threads = 1;  // of the call loop
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;
+  int max_metadata_bytes = 8192;  // of the headers of a call
   int max_concurrent_streams = 256;
   int max_connections = 4096;
   int max_connections_per_peer = 1024;

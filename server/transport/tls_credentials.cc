@@ -7,18 +7,24 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "kernels/base/status.h"
+#include "server/obs/logging.h"
 
 namespace awqd::transport {
 namespace {
 
 constexpr unsigned int kRefreshSeconds = 1;  // gRPC's smallest
+constexpr std::chrono::milliseconds kPollFiles(500);
+// As the alert AwqdCertificateExpires of deploy/prometheus.
+constexpr absl::Duration kExpirySoon = absl::Hours(14 * 24);
 
 // An open file in memory with these contents and time, which nobody can change any more; none, with
 // errno, on failure.
@@ -40,10 +46,6 @@ UniqueFd MakeFile(const char* name, const std::string& contents, time_t modified
 absl::Status NoFile() {
   return absl::UnavailableError(
       absl::StrCat("cannot keep certificates in memory: ", std::strerror(errno)));
-}
-
-std::string InOneFile(const security::TlsFiles& files) {
-  return absl::StrCat(files.certificates, "\n", files.key);
 }
 
 // Newer versions of gRPC have other names for these, which older ones do not know.
@@ -84,27 +86,48 @@ absl::Status MemoryFile::Replace(const std::string& contents) {
   return replaced ? absl::OkStatus() : NoFile();
 }
 
-absl::Status TlsCredentials::Replace(const security::TlsFiles& files) {
-  AWQD_RETURN_IF_ERROR(identity_->Replace(InOneFile(files)));
-  return client_ca_ == nullptr ? absl::OkStatus() : client_ca_->Replace(files.client_ca);
+absl::Status TlsCredentials::Use(const security::TlsFiles& files) {
+  const auto keep = [](const char* name, const std::string& contents,
+                       std::unique_ptr<MemoryFile>* file) -> absl::Status {
+    if (*file != nullptr) return (*file)->Replace(contents);
+    AWQD_ASSIGN_OR_RETURN(*file, MemoryFile::Create(name, contents));
+    return absl::OkStatus();
+  };
+  AWQD_RETURN_IF_ERROR(
+      keep("awqd-tls", absl::StrCat(files.certificates, "\n", files.key), &identity_));
+  if (!files.client_ca.empty()) {
+    AWQD_RETURN_IF_ERROR(keep("awqd-ca", files.client_ca, &client_ca_));
+  }
+  if (credentials_ == nullptr) credentials_ = Credentials(*identity_, client_ca_.get());
+  return absl::OkStatus();
+}
+
+void TlsCredentials::WarnOfExpiry(absl::Time now) {
+  const absl::Duration left = expiry() - now;
+  if (left > kExpirySoon || now - warned_at_ < absl::Hours(24)) return;
+  warned_at_ = now;
+  obs::LogEvent(left > absl::ZeroDuration() ? obs::LogLevel::kWarning : obs::LogLevel::kError,
+                left > absl::ZeroDuration() ? "the server's certificate expires soon"
+                                            : "the server's certificate has expired",
+                {{"expires", absl::FormatTime(absl::RFC3339_sec, expiry(), absl::UTCTimeZone())}});
 }
 
 absl::StatusOr<std::unique_ptr<TlsCredentials>> TlsCredentials::Create(
     const security::Options& options) {
   std::unique_ptr<TlsCredentials> out(new TlsCredentials);
-  const auto apply = [self = out.get(),
+  TlsCredentials* const self = out.get();
+  const auto apply = [self,
                       options](const security::WatchedFiles::Contents& contents) -> absl::Status {
     AWQD_ASSIGN_OR_RETURN(const security::TlsFiles files, security::CheckTls(options, contents));
-    if (self->credentials_ != nullptr) return self->Replace(files);
-    AWQD_ASSIGN_OR_RETURN(self->identity_, MemoryFile::Create("awqd-tls", InOneFile(files)));
-    if (!files.client_ca.empty()) {
-      AWQD_ASSIGN_OR_RETURN(self->client_ca_, MemoryFile::Create("awqd-ca", files.client_ca));
-    }
-    self->credentials_ = Credentials(*self->identity_, self->client_ca_.get());
+    AWQD_RETURN_IF_ERROR(self->Use(files));
+    self->expiry_ = absl::ToUnixSeconds(files.expiry);
+    self->warned_at_ = absl::InfinitePast();
+    self->WarnOfExpiry(absl::Now());
     return absl::OkStatus();
   };
-  AWQD_ASSIGN_OR_RETURN(out->watch_,
-                        security::WatchedFiles::Start(security::TlsPaths(options), apply));
+  AWQD_ASSIGN_OR_RETURN(
+      out->watch_, security::WatchedFiles::Start(security::TlsPaths(options), apply, kPollFiles,
+                                                 [self] { self->WarnOfExpiry(absl::Now()); }));
   return out;
 }
 

@@ -9,12 +9,15 @@
 // tests/e2e/security.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/security/server_credentials.h"
 #include "kernels/base/unique_fd.h"
 #include "server/security/options.h"
@@ -51,15 +54,21 @@ class TlsCredentials {
   // TLS 1.2 and newer. A new certificate serves connections that are made three seconds after it
   // was written, and later; those that stand keep theirs.
   const std::shared_ptr<grpc::ServerCredentials>& get() const { return credentials_; }
+  // TlsFiles::expiry of the certificates in use. Thread-safe.
+  absl::Time expiry() const { return absl::FromUnixSeconds(expiry_); }
 
  private:
   TlsCredentials() = default;
-  absl::Status Replace(const security::TlsFiles& files);
+  absl::Status Use(const security::TlsFiles& files);
+  // Logs once a day that the certificate expires within kExpirySoon, or has expired.
+  void WarnOfExpiry(absl::Time now);
 
   std::unique_ptr<MemoryFile>
       identity_;  // certificates and key in one file, so that they belong together
   std::unique_ptr<MemoryFile> client_ca_;
   std::shared_ptr<grpc::ServerCredentials> credentials_;
+  std::atomic<int64_t> expiry_{0};               // seconds since 1970
+  absl::Time warned_at_ = absl::InfinitePast();  // by WarnOfExpiry, about this certificate
   std::unique_ptr<security::WatchedFiles> watch_;
 };
 

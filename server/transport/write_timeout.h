@@ -5,14 +5,17 @@
 // long. Shown by write_timeout_test, admission_limits_test and `unread_answers` of tests/attack.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
+#include <list>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/pause.h"
 
 namespace awqd::transport {
 
@@ -31,34 +34,58 @@ class WriteTimeout {
     friend class WriteTimeout;
     const std::function<void()> late_;
     std::chrono::steady_clock::time_point until_;
-    Write* before_ = nullptr;
-    Write* after_ = nullptr;
-    bool watched_ = false;
+    // Its node, which is in the timeout's list while it is watched, and otherwise in its own.
+    std::list<Write*> own_{this};
+    const std::list<Write*>::iterator node_ = own_.begin();
   };
 
   // An infinite timeout: nothing is ever late.
-  explicit WriteTimeout(absl::Duration timeout);
-  ~WriteTimeout();
+  explicit WriteTimeout(absl::Duration timeout) : timeout_(absl::ToChronoNanoseconds(timeout)) {
+    if (timeout == absl::InfiniteDuration()) return;
+    // A write is ended an eighth of the timeout too late at most.
+    const absl::Duration period = std::clamp(timeout / 8, absl::Milliseconds(1), absl::Seconds(10));
+    thread_ = std::thread([this, period] {
+      while (pause_.WaitFor(period)) EndLateWrites();
+    });
+  }
+  ~WriteTimeout() {
+    pause_.End();
+    if (thread_.joinable()) thread_.join();
+  }
   WriteTimeout(const WriteTimeout&) = delete;
   WriteTimeout& operator=(const WriteTimeout&) = delete;
 
   // `write` is late when End does not come within the timeout.
-  void Begin(Write* write);
+  void Begin(Write* write) {
+    if (!thread_.joinable()) return;
+    const auto until = std::chrono::steady_clock::now() + timeout_;
+    MutexLock lock(&mu_);
+    write->until_ = until;
+    writes_.splice(writes_.end(), write->own_);
+  }
   // `write` is never late after this returned.
-  void End(Write* write);
+  void End(Write* write) {
+    if (!thread_.joinable()) return;
+    MutexLock lock(&mu_);
+    if (write->own_.empty()) write->own_.splice(write->own_.end(), writes_, write->node_);
+  }
 
  private:
-  void Run();
-  void Unlink(Write* write) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLateWrites() {
+    MutexLock lock(&mu_);
+    const auto now = std::chrono::steady_clock::now();
+    while (!writes_.empty() && writes_.front()->until_ <= now) {
+      Write* const late = writes_.front();
+      late->own_.splice(late->own_.end(), writes_, late->node_);
+      late->late_();
+    }
+  }
 
   const std::chrono::nanoseconds timeout_;
-  const std::chrono::nanoseconds period_;
   Mutex mu_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // In the order they began, which is the order in which they are late.
-  Write* first_ ABSL_GUARDED_BY(mu_) = nullptr;
-  Write* last_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::list<Write*> writes_ ABSL_GUARDED_BY(mu_);
+  Pause pause_;
   std::thread thread_;
 };
 

@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/math.h"
 
 namespace awqd::wire {
 namespace {
@@ -23,11 +22,10 @@ absl::Status CheckIdsShape(const v1::Tensor& ids, const v1::Tensor& activations)
   if (!fits || got.back() < 1 || got.back() > kMaxTopK) {
     std::string expected = ShapeText(leading);
     expected.pop_back();
-    return FieldError("expert_ids.shape", ShapeText(got),
-                      absl::StrCat(expected, leading.empty() ? "" : ", ",
-                                   "top_k], leading dimensions as in the activations and top_k 1 "
-                                   "to ",
-                                   kMaxTopK));
+    return FieldError(
+        "expert_ids.shape", ShapeText(got),
+        absl::StrCat(expected, leading.empty() ? "" : ", ",
+                     "top_k], leading dimensions as in the activations and top_k 1 to ", kMaxTopK));
   }
   return absl::OkStatus();
 }
@@ -213,9 +211,9 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* req
   AWQD_RETURN_IF_ERROR(CheckFit(field("down"), *stacks.down, gate.n, -1, experts));
   if (stacks.experts != request->has_expert_ids()) {
     return stacks.experts
-               ? FieldError("expert_ids", "nothing",
-                            "an INT32 tensor of shape [..., top_k]: the projections are "
-                            "stacks of experts")
+               ? FieldError(
+                     "expert_ids", "nothing",
+                     "an INT32 tensor of shape [..., top_k]: the projections are stacks of experts")
                : FieldError("expert_ids", "a tensor", "none: the projections have no experts");
   }
   const int64_t n = stacks.down->shape().n;

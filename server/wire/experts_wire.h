@@ -11,8 +11,7 @@
 #include "absl/status/statusor.h"
 #include "awqd/v1/inference.pb.h"
 #include "kernels/weight.h"
-#include "server/engine/gated_mlp_work.h"
-#include "server/engine/grouped_matmul_work.h"
+#include "server/engine/experts_work.h"
 #include "server/wire/packed_weight.h"
 #include "server/wire/validation.h"
 

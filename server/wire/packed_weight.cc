@@ -4,10 +4,10 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +18,7 @@
 #include "server/model/placed_weight.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 namespace {
@@ -121,10 +122,7 @@ absl::StatusOr<InlineWeight> CollectParts(const v1::PackedWeight& packed) {
   for (const auto& [name, value] : ByName(packed.settings())) {
     AWQD_RETURN_IF_ERROR(
         CheckName("settings", name, out.format->settings, *out.format, out.settings));
-    if (value->size() > kMaxTextBytes) {
-      return FieldError(MapField("settings", name), absl::StrCat(value->size(), " bytes"),
-                        absl::StrCat("at most ", kMaxTextBytes));
-    }
+    AWQD_RETURN_IF_ERROR(CheckLength(*value, MapField("settings", name), kMaxTextBytes));
     out.settings.push_back({std::string(name), MapField("settings", name), nullptr, *value});
   }
   return out;
@@ -138,24 +136,11 @@ absl::string_view InCheckpoints(DType dtype) {
 
 // "got dtype I32" -> "got dtype INT32": the names of types as the API has them.
 std::string InApiTypes(absl::string_view text) {
-  std::string out, word;
-  const auto end_word = [&] {
-    for (const ElementType& type : kElementTypes) {
-      if (word == type.in_checkpoints) word = std::string(Name(type.dtype));
-    }
-    out += word;
-    word.clear();
-  };
-  for (const char c : text) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_') {
-      word += c;
-      continue;
-    }
-    end_word();
-    out += c;
+  std::vector<std::pair<absl::string_view, absl::string_view>> names;
+  for (const ElementType& type : kElementTypes) {
+    names.emplace_back(type.in_checkpoints, Name(type.dtype));
   }
-  end_word();
-  return out;
+  return absl::StrReplaceAll(text, names);
 }
 
 // The request field of a part or a setting that the decoder speaks of. A missing one is expected
@@ -200,16 +185,6 @@ absl::Status RenameFields(const absl::Status& status, const v1::PackedWeight& pa
 // More than the plan of a weight takes, whatever kernels there are.
 constexpr int64_t kBytesOfPlan = 8 << 10;
 
-// The bytes of a weight's parts, whether its codes are there or not.
-int64_t HostBytes(const HostWeight& weight) {
-  const QuantizationScheme& d = weight.scheme;
-  const int64_t cells = weight.shape().cells();
-  const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
-                         weight.factor.size() + weight.bias.size();
-  return weight.k * weight.row_bytes() + cells * (d.scale_bytes() + d.zero_bytes()) +
-         static_cast<int64_t>(numbers) * 4;
-}
-
 // Without codes where they are not wanted: all else is then as it would be with them.
 absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const InlineWeight& weight,
                                   bool with_codes) {
@@ -234,7 +209,7 @@ absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const InlineWe
   for (const NamedPart& setting : weight.settings) {
     settings.members[setting.name] = Setting::Typed(setting.setting);
   }
-  absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
+  absl::StatusOr<HostWeight> out = weight.format->Decode(settings, tensors);
   if (!out.ok()) return RenameFields(out.status(), packed, weight);
   // Settings of a checkpoint are for linears of any size, those of a request for this one.
   AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(settings));
@@ -271,7 +246,7 @@ absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const D
   AWQD_ASSIGN_OR_RETURN(const HostWeight host, Decode(packed, weight, /*with_codes=*/false));
   AWQD_ASSIGN_OR_RETURN(out.prepared, model::MeasureMost(host, device));
   out.plans = kBytesOfPlan;
-  out.decoded = HostBytes(host) + host.k * host.n * weight.format->spare_bytes_per_code;
+  out.decoded = model::HostBytes(host) + host.k * host.n * weight.format->spare_bytes_per_code;
   for (const NamedPart& part : weight.tensors) {
     if (part.tensor->has_raw()) continue;
     AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));

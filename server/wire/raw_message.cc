@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "kernels/base/status.h"
-#include "server/wire/field_scan.h"
+#include "server/wire/matmul_wire.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 
@@ -72,12 +72,6 @@ void RawMessage::TakeSlices(grpc::ByteBuffer* buffer) {
   }
 }
 
-void RawMessage::Free() {
-  pieces_.clear();
-  slices_.clear();
-  buffer_.Clear();
-}
-
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
   if (const size_t bytes = request->Length(); bytes > kMaxBytes) {
     request->Clear();
@@ -88,21 +82,20 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
   }
   RawMessage raw;
   raw.TakeSlices(request);
-  AWQD_RETURN_IF_ERROR(ParsedBytes(raw.pieces(), *out->GetDescriptor()).status());
-  if (ParseScanned(raw.pieces(), out)) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(const FieldScan scan, CheckFields(raw.pieces(), *out->GetDescriptor()));
+  if (ParseScanned(raw.pieces(), scan, out)) return absl::OkStatus();
   out->Clear();
   return DoesNotParse(raw.size(), *out->GetDescriptor());
 }
 
-absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
-                                    PayloadPlace payload) {
-  const FieldScan scan = ScanFields(pieces, type, payload);
-  if (scan.passes) return scan.parsed_bytes;
+absl::StatusOr<FieldScan> CheckFields(Pieces pieces, const google::protobuf::Descriptor& type,
+                                      PayloadPlace payload) {
+  FieldScan scan = ScanFields(pieces, type, payload);
+  if (scan.passes) return scan;
   if (scan.crowded_field.empty()) return DoesNotParse(SizeOfAll(pieces), type);
-  return FieldError(scan.crowded_field, absl::StrCat(scan.crowded_bytes, " bytes of values"),
-                    absl::StrCat("fewer: a request has at most ", kMaxFields,
-                                 " fields, such "
-                                 "values among them"));
+  return FieldError(
+      scan.crowded_field, absl::StrCat(scan.crowded_bytes, " bytes of values"),
+      absl::StrCat("fewer: a request has at most ", kMaxFields, " fields, such values among them"));
 }
 
 absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected) {

@@ -30,7 +30,11 @@ class RawMessage {
   Pieces pieces() const { return pieces_; }
   int64_t size() const { return size_; }
   // Gives the memory back; pieces are then gone. The size stays.
-  void Free();
+  void Free() {
+    pieces_.clear();
+    slices_.clear();
+    buffer_.Clear();
+  }
 
  private:
   // Gone after the slices, so that the memory goes back within a call of gRPC's: a slice of 1.51.1
@@ -46,10 +50,10 @@ class RawMessage {
 // bytes.
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 
-// FieldScan::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or
+// The scan of a message that passes, or why it is refused: INVALID_ARGUMENT about "request", or
 // about the shape that has too many dimensions.
-absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
-                                    PayloadPlace payload = {});
+absl::StatusOr<FieldScan> CheckFields(Pieces pieces, const google::protobuf::Descriptor& type,
+                                      PayloadPlace payload = {});
 
 // INVALID_ARGUMENT for a message of so many bytes that the parser refused.
 absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected);

@@ -11,7 +11,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/retry_delay.h"
-#include "kernels/checkpoint/file.h"
+#include "kernels/base/text.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 
@@ -21,11 +21,6 @@ namespace {
 constexpr absl::string_view kFieldPayload = "awqd.field";
 // Marks an INTERNAL status whose text was replaced already.
 constexpr absl::string_view kSafePayload = "awqd.safe";
-
-std::string Clip(absl::string_view text) {
-  if (text.size() <= kMaxErrorBytes) return std::string(text);
-  return absl::StrCat(ClipUtf8(text, kMaxErrorBytes - 3), "...");
-}
 
 std::string PayloadOr(const absl::Status& status, absl::string_view url, std::string otherwise) {
   const absl::optional<absl::Cord> payload = status.GetPayload(url);
@@ -93,7 +88,8 @@ grpc::StatusCode GrpcCode(absl::StatusCode code) {
 absl::Status ForClient(const absl::Status& status) {
   if (absl::IsInternal(status) && !status.GetPayload(kSafePayload)) return HideInternal(status);
   if (status.message().size() <= kMaxErrorBytes) return status;
-  absl::Status clipped(status.code(), Clip(status.message()));
+  absl::Status clipped(status.code(),
+                       absl::StrCat(ClipUtf8(status.message(), kMaxErrorBytes - 3), "..."));
   if (const std::string field = FieldOf(status); !field.empty()) {
     clipped = WithField(std::move(clipped), field);
   }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -130,12 +129,7 @@ absl::StatusOr<std::string> RoundFloats(const v1::FloatValues& floats, DType dty
   return out;
 }
 
-struct IntRange {
-  int64_t min;
-  int64_t max;
-};
-
-IntRange ValueRange(DType dtype) {
+std::pair<int64_t, int64_t> ValueRange(DType dtype) {
   if (dtype == DType::kInt8) return {-128, 127};
   if (dtype == DType::kUint8) return {0, 255};
   return {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
@@ -143,14 +137,14 @@ IntRange ValueRange(DType dtype) {
 
 absl::StatusOr<std::string> NarrowInts(const v1::IntValues& ints, DType dtype,
                                        absl::string_view field) {
-  const IntRange range = ValueRange(dtype);
+  const auto [min, max] = ValueRange(dtype);
   std::string out;
   out.reserve(ints.values_size() * SizeOf(dtype));
   for (int i = 0; i < ints.values_size(); ++i) {
     const int64_t value = ints.values(i);
-    if (value < range.min || value > range.max) {
+    if (value < min || value > max) {
       return FieldError(absl::StrCat(field, ".ints.values[", i, "]"), absl::StrCat(value),
-                        absl::StrCat(range.min, " to ", range.max, " for ", Name(dtype)));
+                        absl::StrCat(min, " to ", max, " for ", Name(dtype)));
     }
     Append(value, SizeOf(dtype), &out);
   }

@@ -3,14 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
-#include "kernels/base/status.h"
-#include "kernels/weight.h"
 #include "server/repository/model_folders.h"
 
 namespace awqd::wire {
@@ -79,11 +75,12 @@ absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* reques
   tokens.pop_back();
   const bool for_tokens = request->activation_quantization() != v1::INT8_STATIC;
   if (info.elements != 1 && !(for_tokens && info.shape == tokens)) {
-    return FieldError(absl::StrCat(kField, ".shape"), ShapeText(info.shape),
-                      for_tokens ? absl::StrCat(ShapeText(tokens),
-                                                ", the leading dimensions of the activations, or "
-                                                "one element for all")
-                                 : "one element, of all tokens");
+    return FieldError(
+        absl::StrCat(kField, ".shape"), ShapeText(info.shape),
+        for_tokens
+            ? absl::StrCat(ShapeText(tokens),
+                           ", the leading dimensions of the activations, or one element for all")
+            : "one element, of all tokens");
   }
   AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, kField));
   std::vector<float> scales = FloatsFromBytes(bytes, info.dtype);
@@ -210,14 +207,14 @@ absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& reque
   job.work.cols = cols.count;
   const v1::Encoding encoding = request.output_encoding() == v1::VALUES ? v1::VALUES : v1::RAW;
   job.answer = {job.work.out_dtype, {rows.count, cols.count}, encoding};
+  job.answer.bytes = EncodedBytes(rows.count * cols.count, job.work.out_dtype, encoding);
   return job;
 }
 
 absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob& job,
                        int64_t max_send_bytes) {
-  const engine::DequantizeWork& work = job.work;
-  return CheckAnswerFits(request, {work.rows, work.cols, work.out_dtype, job.answer.encoding},
-                         max_send_bytes, "call DequantizeStream, or ask for fewer rows or columns");
+  return CheckAnswerFits(OutputRoom(request), job.work.rows, job.answer, max_send_bytes,
+                         "call DequantizeStream, or ask for fewer rows or columns");
 }
 
 absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_bytes,
@@ -232,10 +229,14 @@ absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_byt
 
 // --- Checks of single fields ---
 
+absl::Status CheckLength(absl::string_view text, absl::string_view field, int64_t max_bytes) {
+  if (static_cast<int64_t>(text.size()) <= max_bytes) return absl::OkStatus();
+  return FieldError(field, absl::StrCat(text.size(), " bytes"),
+                    absl::StrCat("at most ", max_bytes));
+}
+
 absl::Status CheckRequestId(const std::string& id) {
-  if (static_cast<int64_t>(id.size()) <= kMaxRequestIdBytes) return absl::OkStatus();
-  return FieldError("request_id", absl::StrCat(id.size(), " bytes"),
-                    absl::StrCat("at most ", kMaxRequestIdBytes));
+  return CheckLength(id, "request_id", kMaxRequestIdBytes);
 }
 
 absl::Status CheckModel(const std::string& name, absl::string_view field) {
@@ -246,9 +247,7 @@ absl::Status CheckModel(const std::string& name, absl::string_view field) {
 
 absl::Status CheckPath(const std::string& path, absl::string_view field, absl::string_view what) {
   if (path.empty()) return FieldError(field, "nothing", what);
-  if (static_cast<int64_t>(path.size()) <= kMaxWeightPathBytes) return absl::OkStatus();
-  return FieldError(field, absl::StrCat(path.size(), " bytes"),
-                    absl::StrCat("at most ", kMaxWeightPathBytes));
+  return CheckLength(path, field, kMaxWeightPathBytes);
 }
 
 absl::Status CheckWeightRef(const v1::WeightRef& ref, absl::string_view what) {
@@ -308,14 +307,14 @@ absl::Status CheckSendable(std::optional<int64_t> bytes, int64_t max_send,
       " (the server's max_send_message_bytes is ", max_send, "); ", advice));
 }
 
-absl::Status CheckAnswerFitsIn(std::optional<int64_t> room, const AnswerSize& answer,
-                               int64_t max_send, absl::string_view advice) {
-  const int64_t elements = CheckedMul(answer.rows, answer.cols).value_or(INT64_MAX);
+absl::Status CheckAnswerFits(std::optional<int64_t> room, int64_t rows, const AnswerForm& form,
+                             int64_t max_send, absl::string_view advice) {
+  const int64_t elements = CheckedMul(rows, form.shape.back()).value_or(INT64_MAX);
   if (!room) {
-    return CheckSendable(CheckedEncodedBytes(elements, answer.dtype, answer.encoding), max_send,
+    return CheckSendable(CheckedEncodedBytes(elements, form.dtype, form.encoding), max_send,
                          advice);
   }
-  const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(answer.dtype));
+  const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(form.dtype));
   if (bytes && *bytes <= *room) return absl::OkStatus();
   return FieldError("output_shared_memory.size", absl::StrCat(*room),
                     absl::StrCat("at least ", bytes ? absl::StrCat(*bytes) : "2^63",

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -19,7 +18,6 @@
 #include "kernels/base/status.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
-#include "server/engine/dequantize_work.h"
 #include "server/engine/matmul_work.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
@@ -101,6 +99,7 @@ absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_byt
 
 // --- Checks that several methods share, for the files of this room ---
 
+absl::Status CheckLength(absl::string_view text, absl::string_view field, int64_t max_bytes);
 absl::Status CheckRequestId(const std::string& id);
 absl::Status CheckModel(const std::string& name, absl::string_view field);
 // Checks the path of a weight, or of what else a model holds: `what`.
@@ -142,27 +141,16 @@ std::optional<Path> FromProto(v1::Path path);
 ActivationFunction FromProto(v1::ActivationFunction activation);
 ActivationQuantization FromProto(v1::ActivationQuantization quantization);
 
-// A [rows, cols] answer.
-struct AnswerSize {
-  int64_t rows = 0;
-  int64_t cols = 0;
-  DType dtype = DType::kFp16;
-  v1::Encoding encoding = v1::RAW;
-};
-
-// An answer that is written to shared memory has to fit there, and in no message. `room`: bytes of
-// the shared memory; none: the answer is sent.
-absl::Status CheckAnswerFitsIn(std::optional<int64_t> room, const AnswerSize& answer,
-                               int64_t max_send, absl::string_view advice);
-
+// The bytes of the shared memory that the answer goes to; none: the answer is sent.
 template <typename Request>
-absl::Status CheckAnswerFits(const Request& request, const AnswerSize& answer, int64_t max_send,
-                             absl::string_view advice) {
-  const auto room = request.has_output_shared_memory()
-                        ? std::make_optional<int64_t>(request.output_shared_memory().size())
-                        : std::nullopt;
-  return CheckAnswerFitsIn(room, answer, max_send, advice);
+std::optional<int64_t> OutputRoom(const Request& request) {
+  if (!request.has_output_shared_memory()) return std::nullopt;
+  return request.output_shared_memory().size();
 }
+// Checks an answer of `rows` rows of form.shape.back(). One that is written to shared memory has to
+// fit into `room`, and into no message.
+absl::Status CheckAnswerFits(std::optional<int64_t> room, int64_t rows, const AnswerForm& form,
+                             int64_t max_send, absl::string_view advice);
 
 // The fields that all requests for products have, but for their source.
 template <typename Request>
@@ -198,10 +186,9 @@ absl::Status FillProduct(Request* request, const TensorInfo& x, int64_t rows,
   form.encoding = request->has_output_shared_memory()
                       ? v1::RAW
                       : ChooseEncoding(request->output_encoding(), request->activations());
-  const AnswerSize answer = {rows, form.shape.back(), form.dtype, form.encoding};
-  AWQD_RETURN_IF_ERROR(
-      CheckAnswerFits(*request, answer, max_send_bytes, "send fewer tokens per request"));
-  form.bytes = EncodedBytes(rows * answer.cols, answer.dtype, answer.encoding);
+  AWQD_RETURN_IF_ERROR(CheckAnswerFits(OutputRoom(*request), rows, form, max_send_bytes,
+                                       "send fewer tokens per request"));
+  form.bytes = EncodedBytes(rows * form.shape.back(), form.dtype, form.encoding);
   v1::Tensor* activations = request->mutable_activations();
   auto& input = job->inputs.emplace_back();
   input.payload = &Work::x;

@@ -35,9 +35,9 @@ chmod +x emulated/awqd
 # serve <folder with awqd and awqctl> <body>: starts that server and checks that it computes with that body.
 serve() {
   AWQD_CPU_ISA="$2" start_server "$1" "$DATA" "$work/log" --device=cpu || die "the server with bodies $2 does not start"
-  "$native/awqctl" --address "$address" status >status.txt || die "GetServerInfo fails"
-  [[ "$(awk '$1 == "cpu" && /yes$/ { print $(NF - 7) }' status.txt)" == "$2" ]] ||
-    die "expected the bodies $2, got: $(cat status.txt)"
+  "$native/awqctl" --address "$address" --json status >status.json || die "GetServerInfo fails"
+  [[ "$(sed -nE 's/^ *"isa": "(.*)",?$/\1/p' status.json)" == "$2" ]] ||
+    die "expected the bodies $2, got: $(cat status.json)"
 }
 
 # stop: sends SIGTERM, after which the server exits with status 0 and logs it.

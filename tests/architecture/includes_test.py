@@ -19,7 +19,6 @@ FAMILIES = [
     ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),
     ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),
-    ("spdlog", r"^(spdlog|fmt)/"),
     ("metrics", r"^(prometheus/|microhttpd\.h)"),
     ("json", r"^nlohmann/"),
     ("cli", r"^CLI/"),
@@ -30,7 +29,7 @@ FAMILIES = [
 
 BASE = ["kernels/base/"]
 GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h",
-                 "kernels/exact.h", "kernels/activate.h"]
+                 "kernels/exact.h"]
 # A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
 ROW = GROUND + ["kernels/layouts/", "kernels/registry.h", "kernels/steps.h", "kernels/kv4"]
 FACE = GROUND + ["kernels/registry.h", "kernels/plan/plan.h", "kernels/layouts/layout.h", "kernels/kernels.h",
@@ -45,7 +44,6 @@ ROOMS = [
     ("kernels/device.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/weight.", GROUND, ["absl"]),
     ("kernels/exact.", GROUND, ["absl"]),
-    ("kernels/activate.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/steps.", GROUND + ["kernels/registry.h"], ["absl"]),
     ("kernels/kv4", GROUND + ["kernels/backends.h"], ["absl"]),
     ("kernels/plan/", GROUND + ["kernels/registry.h", "kernels/layouts/layout.h"], ["absl"]),
@@ -54,7 +52,6 @@ ROOMS = [
     ("kernels/layouts/", GROUND, ["absl"]),
     ("kernels/backends.", FACE + ["kernels/steps.h"], ["absl"]),
     ("kernels/kernels.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
-    ("kernels/grouped.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
     ("kernels/prepare.", FACE, ["absl"]),
     ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
     ("kernels/cuda/common/", ROW + ["kernels/cuda/core/"], ["absl", "cuda"]),
@@ -67,8 +64,8 @@ ROOMS = [
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["kernels/checkpoint/", "kernels/formats/format.h"], ["absl"]),
     ("server/repository/", BASE + ["kernels/device.h", "kernels/checkpoint/", "server/model/", "server/obs/"], ["absl"]),
-    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h", "server/obs/trace_context.h"], ["absl", "spdlog"]),
-    ("server/obs/", BASE, ["absl", "json", "metrics", "spdlog"]),
+    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/snapshot.h", "server/obs/trace_context.h"], ["absl"]),
+    ("server/obs/", BASE, ["absl", "json", "metrics"]),
     ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
     ("server/security/", BASE + ["server/obs/"], ["absl", "openssl"]),
     ("server/transport/", BASE + ["server/obs/", "server/security/"], ["absl", "grpc", "grpc_data"]),
@@ -77,9 +74,9 @@ ROOMS = [
     ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/repository/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
-    ("server/", ["kernels/", "client/command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json", "toml"]),
-    ("client/awqctl/", BASE + ["client/"], ["absl", "proto", "cli", "json", "openssl"]),
-    ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
+    ("server/", ["kernels/", "client/command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "cli", "json", "toml"]),
+    ("client/awqctl/", BASE + ["kernels/scheme.h", "client/"], ["absl", "proto", "cli", "json", "openssl"]),
+    ("client/", ["kernels/base/half.h", "kernels/base/status.h"], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

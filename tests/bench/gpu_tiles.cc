@@ -16,7 +16,7 @@ namespace {
 using cuda::PersistentTile;
 using cuda::RatedTile;
 
-// The spelling of tile_list_*.h, without trailing values of 1.
+// The spelling of tile_list.h, without trailing values of 1.
 std::string Text(const PersistentTile& tile) {
   const int fields[] = {tile.tokens, tile.records,      tile.cluster,
                         tile.splits, tile.accumulators, tile.slices};
@@ -85,9 +85,8 @@ class Tiles {
 
  private:
   Result Time(Case spec, const PersistentTile& tile, const Copies& copies) {
-    const auto run = fixed_order_ ? cuda::RunFixedOrderTile : cuda::RunPersistentTile;
-    spec.product = [run, tile](const MatmulArgs& args, StreamView stream) {
-      return run(args, tile, stream);
+    spec.product = [this, tile](const MatmulArgs& args, StreamView stream) {
+      return cuda::RunTile(args, tile, fixed_order_, stream);
     };
     return TimeProduct(spec, copies, machine_);
   }

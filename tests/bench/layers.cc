@@ -190,7 +190,7 @@ class Mixture {
         const GroupedArgs args =
             Args(*stack, i, {{nullptr, in, rows, stack->weights[0]->shape.k}}, nullptr);
         const KernelRow* const row = GroupedRow(args);
-        const std::string table = row == nullptr ? " " : GroupedTable(args, *row);
+        const std::string table = row == nullptr ? " " : row->grouped_table(args);
         stack->tables.push_back(Upload(device_, {table.begin(), table.end()}));
       }
     }

@@ -6,7 +6,7 @@
 #   tests/bench/serving.sh [--device cpu] [--bars one,callers32,...] [--rounds 5] [--seconds 3]
 #                          [--bin DIR] [--out DIR] [--python python3] [--peer_site_packages DIR]
 #
-# Bars: on the CPU one, callers32; on a GPU callers256, overload, large, peer. Any may be asked for by name.
+# Bars: on the CPU one, callers32, overload; on a GPU callers256, overload, large, peer. Any may be asked for by name.
 # Prints a table and one JSON line for each bar (also in OUT/serving.jsonl); exit code 0 when every bar
 # that could be measured was met.
 set -u -o pipefail
@@ -32,7 +32,7 @@ ulimit -n 65536 2>/dev/null || true
 
 # A weight is named after its shape.
 if [[ $device == cpu ]]; then
-  bars=${bars:-one,callers32} main=384x1536 narrow=384x1536 shapes=(384x1536)
+  bars=${bars:-one,callers32,overload} main=384x1536 narrow=384x1536 shapes=(384x1536)
 else
   bars=${bars:-callers256,overload,large,peer} main=4096x4096 narrow=4096x14336
   shapes=(384x1536 4096x4096 4096x14336 4096x28672)
@@ -124,18 +124,25 @@ bar_peer() {
   fi
   in_turns peer "awqd peer" --weight "bench/w$main" --concurrency 256 --channels 16
 }
-# Three times what the device can do, where the device is what limits: small messages, the path that costs most, one
-# request a batch. (With merging on, gRPC is full long before the device, and an overload of gRPC tests gRPC.)
+# More than the server can do, with default flags and a deadline of five times what a lone request takes.
 bar_overload() {
-  local load=(--weight "bench/w$narrow" --path dequantize --channels 16 --max_in_flight 8192 --health) rate round
-  start_awqd narrow --max_batch_tokens=1 --max_queued_requests=64 --lanes=1
+  local load=(--weight "bench/w$narrow" --tokens 64 --channels 16) percent round deadline rate
   echo "measuring overload, $rounds rounds" >&2
   for ((round = 1; round <= rounds; ++round)); do
-    bench peak narrow "$round" "${load[@]}" --concurrency 16 || return
-    rate=$("$python" -c 'import json,sys; print(3*json.load(open(sys.argv[1]))["points"][0]["requests_per_s"])' \
-      "$out/peak.narrow.$round.json")
-    bench overload narrow "$round" "${load[@]}" --rate "$rate" --deadline_ms 100
+    bench alone awqd "$round" "${load[@]}" --concurrency 1 || return
+    bench peak awqd "$round" "${load[@]}" --concurrency 32 || return
+    deadline=$(point alone "$round" 'p["latency"]["p50_us"] * 5 / 1000')
+    for percent in 125 150 300 1000; do
+      rate=$(point peak "$round" "p['requests_per_s'] * $percent / 100")
+      bench "overload$percent" awqd "$round" "${load[@]}" --max_in_flight 8192 --health --rate "$rate" --deadline_ms "$deadline"
+    done
   done
+}
+
+# point <bar> <round> <expression>: of p, what was measured of awqd.
+point() {
+  "$python" -c 'import json, sys; p = json.load(open(sys.argv[1]))["points"][0]; print(eval(sys.argv[2]))' \
+    "$out/$1.awqd.$2.json" "$3"
 }
 
 weights=() echoed=()

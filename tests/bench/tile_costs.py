@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fits the steps of kernels/cuda/sm90a/tile_list_*.h to measurements: tile_costs.py TILES.jsonl... [--write]
+"""Fits the steps of kernels/cuda/sm90a/tile_list.h to measurements: tile_costs.py TILES.jsonl... [--write]
 
 Reads the JSON lines of awqd_bench --tiles (tests/gpu/bench.sh --tiles), any number of files, of either type of
 activations, with and without --batch_invariant. What is around the steps stays as the model has it; the step of each
 tile that was measured becomes the one with the least squares of relative errors, in which times that are more than a
 tenth above a product's fastest count for less: no choice rests on them. Prints how far the model is off before and
-after; --write puts the steps into the headers. Needs nothing but Python 3.
+after; --write puts the steps into the header. Needs nothing but Python 3.
 """
 import argparse
 import collections
@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 
-HEADERS = sorted((pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a").glob("tile_list_*.h"))
+HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a/tile_list.h"
 TYPES = ("FP16", "BF16")  # in the order of a row's steps
 NEAR, FAR_WEIGHT = 1.1, 0.3
 ARRAY = re.compile(r"TileCost (k\w+)\[\] = \{(.*?)\n\};", re.S)
@@ -76,7 +76,7 @@ def fit(text, measured):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jsonl", nargs="+", help="lines of awqd_bench --tiles")
-    parser.add_argument("--write", action="store_true", help="put the steps into the headers")
+    parser.add_argument("--write", action="store_true", help="put the steps into the header")
     flags = parser.parse_args()
     measured = load(flags.jsonl)
     if not measured:
@@ -86,8 +86,7 @@ def main():
         print(f"{array} {tile} {dtype}: {len(cases)} cases, step x {times:.3f}, "
               f"off by {error(cases):.1f} % before, {error(cases, times):.1f} % after")
     if flags.write:
-        for header in HEADERS:
-            header.write_text(fit(header.read_text(encoding="utf-8"), measured), encoding="utf-8")
+        HEADER.write_text(fit(HEADER.read_text(encoding="utf-8"), measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,15 +47,12 @@ class TileCostsTest(unittest.TestCase):
         self.assertGreater(alone, 1.1)
         self.assertLess(tile_costs.factor(beaten["kFreeTiles4", "{64, 3, 1}", "FP16"]), 1.05)
 
-    def test_every_row_of_the_headers_is_read(self):
-        seen = []
-        for path in tile_costs.HEADERS:
-            header = path.read_text(encoding="utf-8")
-            arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
-            seen += arrays
-            self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
-            self.assertEqual(tile_costs.fit(header, {}), header)
-        self.assertEqual(sorted(seen), ["kFixedOrderTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kGroupedTiles4"])
+    def test_every_row_of_the_header_is_read(self):
+        header = tile_costs.HEADER.read_text(encoding="utf-8")
+        arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
+        self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
+        self.assertEqual(tile_costs.fit(header, {}), header)
+        self.assertEqual(sorted(arrays), ["kFixedOrderTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kGroupedTiles4"])
 
 
 if __name__ == "__main__":

@@ -8,36 +8,29 @@
 #include <sstream>
 #include <thread>
 
-#include "client/awqctl/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/client/awqctl_command.h"
 #include "tests/client/fake_server.h"
 
 namespace awqd::awqctl {
 namespace {
 
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
-class AwqctlBenchTest : public testing::Test {
+class AwqctlBenchTest : public AwqctlFixture {
  protected:
   int Run(std::vector<std::string> args) {
     args.insert(args.begin(), {"--address", server_.address, "bench"});
-    std::ostringstream out, err;
-    Console console{out, err, terminal_};
-    const int exit_code = RunAwqctl(args, console);
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
+    return RunAlone(args);
   }
   // The first point that --json printed.
   nlohmann::json Point() const { return nlohmann::json::parse(out_)["points"][0]; }
 
   FakeServer server_;
-  bool terminal_ = false;
-  std::string out_, err_;
 };
 
 TEST_F(AwqctlBenchTest, ClosedLoopCountsItsRequests) {
@@ -62,7 +55,7 @@ TEST_F(AwqctlBenchTest, OpenLoopKeepsItsRate) {
 }
 
 TEST_F(AwqctlBenchTest, SweepHasARowForEachPointAndWritesFiles) {
-  const std::string stem = testing::TempDir() + "/bench_" + std::to_string(getpid());
+  const std::string stem = Path("bench");
   EXPECT_EQ(
       Run({"--weight", "m/w", "--concurrency", "1..4", "--requests", "20", "--tokens", "1,2:2",
            "--warmup", "0", "--health", "--svg", stem + ".svg", "--json_file", stem + ".json"}),
@@ -76,8 +69,6 @@ TEST_F(AwqctlBenchTest, SweepHasARowForEachPointAndWritesFiles) {
   json << std::ifstream(stem + ".json").rdbuf();
   EXPECT_THAT(svg.str(), HasSubstr("</svg>"));
   EXPECT_EQ(nlohmann::json::parse(json.str())["points"].size(), 3u);
-  std::filesystem::remove(stem + ".svg");
-  std::filesystem::remove(stem + ".json");
 }
 
 TEST_F(AwqctlBenchTest, TellsAMistakeBeforeItLoads) {
@@ -100,23 +91,21 @@ TEST_F(AwqctlBenchTest, UnwritableFilesAreToldBeforeTheLoad) {
 }
 
 TEST_F(AwqctlBenchTest, AFileThatFailsLeavesTheOther) {
-  const std::string svg = testing::TempDir() + "/bench_full_" + std::to_string(getpid()) + ".svg";
+  const std::string svg = Path("bench.svg");
   EXPECT_EQ(Run({"--weight", "m/w", "--requests", "5", "--warmup", "0", "--json_file", "/dev/full",
                  "--svg", svg}),
             kFileFailed);
   EXPECT_EQ(err_, "awqctl: cannot write /dev/full: No space left on device\n");
   EXPECT_GT(std::filesystem::file_size(svg), 100u);
-  std::filesystem::remove(svg);
 }
 
 TEST_F(AwqctlBenchTest, AFailedBenchLeavesFilesAsTheyWere) {
-  const std::string stem = testing::TempDir() + "/bench_kept_" + std::to_string(getpid());
+  const std::string stem = Path("bench");
   std::ofstream(stem + ".json") << "old";
   EXPECT_EQ(Run({"--weight", "m/absent", "--svg", stem + ".svg", "--json_file", stem + ".json"}),
             kCallFailed);
   EXPECT_FALSE(std::filesystem::exists(stem + ".svg"));
   EXPECT_EQ(std::filesystem::file_size(stem + ".json"), 3u);
-  std::filesystem::remove(stem + ".json");
 }
 
 TEST_F(AwqctlBenchTest, ShowsProgressOnATerminal) {
@@ -141,14 +130,39 @@ TEST_F(AwqctlBenchTest, BadArgumentsExitOneWithOneLine) {
       {"--weight", "m/w", "--duration", "1", "--requests", "5"},
       {"--weight", "m/w", "--dtype", "int8"}};
   for (const auto& args : cases) {
-    EXPECT_EQ(Run(args), kBadArguments) << testing::PrintToString(args);
+    EXPECT_EQ(Run(args), kBadArguments) << ::testing::PrintToString(args);
     EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
     EXPECT_THAT(out_, IsEmpty());
   }
 }
 
+TEST_F(AwqctlBenchTest, KeepsWhatItMeasuredWhenTheServerGoes) {
+  const std::string json = Path("bench.json");
+  auto server = std::make_unique<FakeServer>();
+  std::thread end([&server] {
+    while (server->inference.keyed_calls < 100) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    server.reset();
+  });
+  const std::string address = server->address;
+  const int code = RunAlone({"--address", address, "bench", "--weight", "m/w", "--concurrency",
+                             "2,4", "--duration", "600", "--warmup", "0", "--json_file", json});
+  end.join();
+  EXPECT_EQ(code, kCannotConnect) << err_;
+  EXPECT_THAT(err_, HasSubstr("the server has gone away in load point 1 of 2"));
+  EXPECT_THAT(out_, HasSubstr("\n2 callers"));
+  EXPECT_THAT(out_, HasSubstr("UNAVAILABLE, the first: "));
+  std::ostringstream text;
+  text << std::ifstream(json).rdbuf();
+  const nlohmann::json points = nlohmann::json::parse(text.str())["points"];
+  ASSERT_EQ(points.size(), 1u);
+  EXPECT_GT(points[0]["latency"]["count"], 50);
+  EXPECT_LT(points[0]["seconds"], 300) << "not the time that was planned";
+}
+
 TEST_F(AwqctlBenchTest, InterruptedItReportsWhatItHas) {
-  const std::string svg = testing::TempDir() + "/interrupted_" + std::to_string(getpid()) + ".svg";
+  const std::string svg = Path("bench.svg");
   struct sigaction before = {};
   sigaction(SIGINT, nullptr, &before);
   std::thread user([&] {
@@ -171,7 +185,6 @@ TEST_F(AwqctlBenchTest, InterruptedItReportsWhatItHas) {
   plot << std::ifstream(svg).rdbuf();
   EXPECT_THAT(plot.str(), HasSubstr(">latency (us, ms, s; logarithmic)<"));
   EXPECT_THAT(plot.str(), HasSubstr(">requests per second<"));
-  std::filesystem::remove(svg);
   struct sigaction after = {};
   sigaction(SIGINT, nullptr, &after);
   EXPECT_EQ(after.sa_handler, before.sa_handler);

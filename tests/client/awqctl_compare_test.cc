@@ -1,75 +1,39 @@
 // awqctl compare, which needs files and no server.
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <sstream>
 
-#include "client/awqctl/commands.h"
 #include "client/files/npy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/client/awqctl_command.h"
 
 namespace awqd::awqctl {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class AwqctlCompareTest : public testing::Test {
+class AwqctlCompareTest : public AwqctlFixture {
  protected:
-  AwqctlCompareTest() : directory_(testing::TempDir() + "/compare_" + std::to_string(getpid())) {
-    fs::create_directories(directory_);
-  }
-  ~AwqctlCompareTest() override { fs::remove_all(directory_); }
-
-  // Runs awqctl compare; out_ and err_ have its output.
-  int Run(const std::vector<std::string>& args) {
-    std::ostringstream out, err;
-    Console console{out, err, false};
-    const int exit_code = RunAwqctl(args, console);
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
-  }
   // The exit code of a comparison by relative error.
   int Within(const std::string& actual, const std::string& expected, const std::string& limit) {
-    return Run({"compare", actual, expected, "--max_relative_error", limit});
+    return RunAlone({"compare", actual, expected, "--max_relative_error", limit});
   }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
-  template <typename T>
-  std::string Npy(const std::string& name, client::NpyType type,
-                  const std::vector<T>& values) const {
-    std::ofstream(Path(name), std::ios::binary)
-        << client::MakeNpyHeader(type, {static_cast<int64_t>(values.size())})
-        << std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-    return Path(name);
-  }
-  std::string Floats(const std::string& name, const std::vector<float>& values) const {
-    return Npy(name, client::NpyType::kF4, values);
-  }
-  std::string Doubles(const std::string& name, const std::vector<double>& values) const {
-    return Npy(name, client::NpyType::kF8, values);
-  }
-
-  const std::string directory_;
-  std::string out_, err_;
 };
 
 TEST_F(AwqctlCompareTest, ByBits) {
   const std::string a = Floats("a.npy", {1.0f, 0.0f, std::nanf("")});
   const std::string b = Floats("b.npy", {1.0f, -0.0f, std::nanf("")});
-  EXPECT_EQ(Run({"compare", a, a, "--bit_exact"}), kOk);
-  EXPECT_EQ(Run({"compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_EQ(RunAlone({"compare", a, a, "--bit_exact"}), kOk);
+  EXPECT_EQ(RunAlone({"compare", a, b, "--bit_exact"}), kDiffers);
   EXPECT_THAT(out_, HasSubstr("1 of 3 elements differ"));
   EXPECT_EQ(Within(a, b, "0"), kOk);
-  EXPECT_EQ(Run({"compare", a, Doubles("w.npy", {0, 0, 0}), "--bit_exact"}), kDiffers);
+  EXPECT_EQ(RunAlone({"compare", a, Doubles("w.npy", {0, 0, 0}), "--bit_exact"}), kDiffers);
 }
 
 TEST_F(AwqctlCompareTest, ByRelativeError) {
@@ -84,14 +48,14 @@ TEST_F(AwqctlCompareTest, ByRelativeError) {
   for (const auto& [left, right] : std::vector<std::pair<std::string, std::string>>{
            {nan, b}, {b, nan}, {inf, b}, {b, inf}, {b, zero}, {inf, nan}}) {
     EXPECT_EQ(Within(left, right, "1e6"), kDiffers) << out_;
-    EXPECT_EQ(Run({"--json", "compare", left, right, "--max_relative_error", "1"}), kDiffers);
+    EXPECT_EQ(RunAlone({"--json", "compare", left, right, "--max_relative_error", "1"}), kDiffers);
     EXPECT_FALSE(nlohmann::json::parse(out_, nullptr, false).is_discarded()) << out_;
   }
   EXPECT_EQ(Within(inf, inf, "0"), kOk);
   const std::string longer = Floats("l.npy", {3.0f, 4.0f, 0.0f});
   EXPECT_EQ(Within(a, longer, "1"), kDiffers);
   EXPECT_THAT(err_, HasSubstr("[3]"));
-  EXPECT_EQ(Run({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
+  EXPECT_EQ(RunAlone({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
 }
 
 // Squares of these overflow or underflow a double; the error of each is 1.
@@ -119,8 +83,8 @@ TEST_F(AwqctlCompareTest, ByRelativeErrorWhateverTheMagnitude) {
 TEST_F(AwqctlCompareTest, WhateverAddressTheEnvironmentNames) {
   const std::string a = Floats("a.npy", {1.0f});
   ASSERT_EQ(setenv("AWQD_ADDRESS", "0.0.0.0:0", 1), 0);
-  EXPECT_EQ(Run({"compare", a, a, "--bit_exact"}), kOk) << err_;
-  EXPECT_EQ(Run({"status"}), kBadArguments);
+  EXPECT_EQ(RunAlone({"compare", a, a, "--bit_exact"}), kOk) << err_;
+  EXPECT_EQ(RunAlone({"status"}), kBadArguments);
   ASSERT_EQ(unsetenv("AWQD_ADDRESS"), 0);
 }
 
@@ -129,10 +93,10 @@ TEST_F(AwqctlCompareTest, AFileLargerThanMemoryIsAFileThatCannotBeRead) {
   const std::string header = client::MakeNpyHeader(client::NpyType::kF2, {bytes / 2});
   std::ofstream(Path("huge.npy"), std::ios::binary) << header;
   fs::resize_file(Path("huge.npy"), header.size() + static_cast<uint64_t>(bytes));  // a hole
-  EXPECT_EQ(Run({"compare", Path("huge.npy"), Path("huge.npy"), "--bit_exact"}), kFileFailed);
+  EXPECT_EQ(RunAlone({"compare", Path("huge.npy"), Path("huge.npy"), "--bit_exact"}), kFileFailed);
   EXPECT_THAT(err_, HasSubstr("huge.npy: got " + std::to_string(bytes) + " bytes of data"));
   EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
-  EXPECT_EQ(Run({"matmul", "m", "w", Path("huge.npy")}), kFileFailed);
+  EXPECT_EQ(RunAlone({"matmul", "m", "w", Path("huge.npy")}), kFileFailed);
   EXPECT_THAT(err_, HasSubstr("huge.npy"));
 }
 
@@ -144,9 +108,9 @@ TEST_F(AwqctlCompareTest, SaysHowItTakesNaNsAndZeros) {
   EXPECT_THAT(out_, HasSubstr("2 of 3 elements differ"));
   EXPECT_THAT(out_, HasSubstr("2 of them differ in a NaN's bits or a zero's sign alone: the "
                               "relative error takes such elements for equal"));
-  EXPECT_EQ(Run({"compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_EQ(RunAlone({"compare", a, b, "--bit_exact"}), kDiffers);
   EXPECT_THAT(out_, HasSubstr("--bit_exact counts them"));
-  EXPECT_EQ(Run({"--json", "compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_EQ(RunAlone({"--json", "compare", a, b, "--bit_exact"}), kDiffers);
   EXPECT_EQ(nlohmann::json::parse(out_).at("different_in_bits_alone"), 2);
   EXPECT_EQ(Within(a, a, "0"), kOk);
   EXPECT_EQ(out_.find("alone"), std::string::npos);

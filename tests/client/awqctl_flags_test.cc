@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "client/awqctl/flags.h"
+#include "client/awqctl/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -141,6 +141,8 @@ TEST(AwqctlFlags, AMisspelledFlagComesFirst) {
               HasSubstr("--randon: did you mean --random?"));
   EXPECT_THAT(Refusal({"--adress=a", "status"}), HasSubstr("--adress: did you mean --address?"));
   EXPECT_THAT(Refusal({"load", "--bogus"}), HasSubstr("--bogus: no such flag"));
+  EXPECT_THAT(Refusal({"unload", "m", "--require_all_weights"}),
+              HasSubstr("--require_all_weights: no such flag"));
 }
 
 TEST(AwqctlFlags, HelpTellsOfOneCommandOrOfAll) {
@@ -155,10 +157,20 @@ TEST(AwqctlFlags, HelpTellsOfOneCommandOrOfAll) {
   EXPECT_THAT(bench, HasSubstr("awqctl bench"));
   for (const std::string& help : {some, all, bench}) {
     for (const absl::string_view line : absl::StrSplit(help, '\n')) {
-      EXPECT_LE(line.size(), 100u) << line;
+      EXPECT_LE(line.size(), 80u) << line;
     }
   }
   EXPECT_THAT(Refusal({"help", "bnech"}), HasSubstr("did you mean 'bench'?"));
+}
+
+TEST(AwqctlFlags, HelpListsTheValuesOfAFlag) {
+  const std::string matmul = Printed({"help", "matmul"});
+  EXPECT_THAT(matmul, HasSubstr("\n  --path auto|fused|dequantize\n"));
+  EXPECT_THAT(matmul, HasSubstr("\n  --output_dtype fp16|bf16|fp32\n"));
+  EXPECT_THAT(matmul, HasSubstr("How to compute (default auto)"));
+  EXPECT_THAT(Printed({"help", "convert"}),
+              HasSubstr("\n  --to awq|gptq|compressed-tensors|gemlite|ft|dense\n"));
+  EXPECT_THAT(Printed({"help", "token"}), HasSubstr("--roles infer|read|admin|metrics,..."));
 }
 
 TEST(AwqctlFlags, Version) {

@@ -1,71 +1,41 @@
 // awqctl from arguments to exit code, against services that live in the test.
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
-#include "client/awqctl/commands.h"
-#include "client/files/npy.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/client/awqctl_command.h"
 #include "tests/client/fake_server.h"
 
 namespace awqd::awqctl {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
-class AwqctlTest : public testing::Test {
+class AwqctlTest : public AwqctlFixture {
  protected:
-  AwqctlTest() : directory_(testing::TempDir() + "/awqctl_" + std::to_string(getpid())) {
-    fs::create_directories(directory_);
-  }
-  ~AwqctlTest() override { fs::remove_all(directory_); }
-
-  // Runs against the fake server; out_ and err_ have the output.
+  // Runs against the fake server.
   int Run(std::vector<std::string> args) {
     args.insert(args.begin(), {"--address", server_.address});
     return RunAlone(args);
   }
-  int RunAlone(const std::vector<std::string>& args) {
-    std::ostringstream out, err;
-    Console console{out, err, terminal_};
-    const int exit_code = RunAwqctl(args, console);
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
-  }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
-  std::string Npy(const std::string& name, client::NpyType type, const std::vector<int64_t>& shape,
-                  const std::string& bytes) const {
-    std::ofstream(Path(name), std::ios::binary) << client::MakeNpyHeader(type, shape) << bytes;
-    return Path(name);
-  }
-  std::string Floats(const std::string& name, const std::vector<float>& values) const {
-    return Npy(name, client::NpyType::kF4, {static_cast<int64_t>(values.size())},
-               std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4));
-  }
   size_t Files() const {
-    return std::distance(fs::directory_iterator(directory_), fs::directory_iterator());
+    return std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator());
   }
 
   FakeServer server_;
-  const std::string directory_;
-  bool terminal_ = false;
-  std::string out_, err_;
 };
 
 TEST_F(AwqctlTest, HelpTeaches) {
   EXPECT_EQ(RunAlone({"--help"}), kOk);
   EXPECT_THAT(out_, HasSubstr("Exit codes:"));
   EXPECT_THAT(out_, HasSubstr("awqctl matmul my-model"));
-  EXPECT_THAT(out_, HasSubstr("AWQD_ADDRESS"));
+  EXPECT_THAT(out_, HasSubstr("AWQCTL_ADDRESS"));
   for (const char* command : {"status", "models", "load", "unload", "kernels", "dequantize",
                               "matmul", "compare", "healthcheck", "bench"}) {
     EXPECT_EQ(RunAlone({command, "--help"}), kOk) << command;
@@ -97,7 +67,7 @@ TEST_F(AwqctlTest, BadArgumentsExitOneWithOneLine) {
       {"compare", "a", "b", "--bit_exact", "--max_relative_error", "1"},
       {"--address", "nowhere", "status"}};
   for (const auto& args : cases) {
-    EXPECT_EQ(RunAlone(args), kBadArguments) << testing::PrintToString(args);
+    EXPECT_EQ(RunAlone(args), kBadArguments) << ::testing::PrintToString(args);
     EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
     EXPECT_THAT(out_, IsEmpty());
   }
@@ -114,10 +84,25 @@ TEST_F(AwqctlTest, TellsAnUnreachableServerFromAFailedCall) {
   EXPECT_THAT(out_, IsEmpty());
 }
 
+TEST_F(AwqctlTest, OutputThatCannotBeWrittenIsAnError) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"--help"},
+                                               {"help", "bench"},
+                                               {"--version"},
+                                               {"--address", server_.address, "status"}}) {
+    std::ostringstream out, err;
+    out.setstate(std::ios::badbit);  // as after a write to a full disk
+    Console console{.out = out, .err = err};
+    EXPECT_EQ(RunAwqctl(args, console), kFileFailed) << ::testing::PrintToString(args);
+    EXPECT_EQ(err.str(), "awqctl: cannot write to standard output\n");
+  }
+}
+
 TEST_F(AwqctlTest, AddressComesFromTheEnvironment) {
-  ASSERT_EQ(setenv("AWQD_ADDRESS", server_.address.c_str(), 1), 0);
-  EXPECT_EQ(RunAlone({"healthcheck"}), kOk);
-  ASSERT_EQ(unsetenv("AWQD_ADDRESS"), 0);
+  for (const char* name : {"AWQCTL_ADDRESS", "AWQD_ADDRESS"}) {
+    ASSERT_EQ(setenv(name, server_.address.c_str(), 1), 0);
+    EXPECT_EQ(RunAlone({"healthcheck"}), kOk);
+    ASSERT_EQ(unsetenv(name), 0);
+  }
 }
 
 TEST_F(AwqctlTest, StatusModelsLoadUnload) {
@@ -136,6 +121,9 @@ TEST_F(AwqctlTest, StatusModelsLoadUnload) {
   EXPECT_EQ(Run({"models", "x"}), kCallFailed);
   EXPECT_EQ(Run({"load", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr("loaded m"));
+  EXPECT_FALSE(server_.repository.require_all_weights);
+  EXPECT_EQ(Run({"load", "m", "--require_all_weights"}), kOk);
+  EXPECT_TRUE(server_.repository.require_all_weights);
   EXPECT_EQ(Run({"unload", "m"}), kOk);
 }
 
@@ -162,17 +150,20 @@ TEST_F(AwqctlTest, AStackIsOneLineInsteadOfItsExperts) {
   AddStack("down", 2, &model);
   model.mutable_stacks(1)->set_refused("stack \"l.experts.*.down\": bad\x1b");
   model.add_weights()->set_path("l.experts.01.up");
+  model.mutable_weights()->rbegin()->set_has_factor(true);
   model.add_weights()->set_path("l.experts.12.up");
   EXPECT_EQ(Run({"models", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr(", 17 weights, 2 stacks, "));
-  EXPECT_THAT(out_, testing::ContainsRegex("WEIGHT  +EXPERTS  +K "));
-  EXPECT_THAT(out_, testing::ContainsRegex("\nw  +-  +4  +4 "));
-  EXPECT_THAT(out_, testing::ContainsRegex("\nl.experts.[*].up  +12 .* plain  +12.0 MiB"));
+  EXPECT_THAT(out_, ::testing::ContainsRegex("WEIGHT +EXPERTS +K "));
+  EXPECT_THAT(out_, ::testing::ContainsRegex("\nw +- +4 +4 "));
+  EXPECT_THAT(out_, ::testing::ContainsRegex("WITH +KERNELS"));
+  EXPECT_THAT(out_, ::testing::ContainsRegex("\nl.experts.01.up .*0 B +factor"));
+  EXPECT_THAT(out_, ::testing::ContainsRegex("\nl.experts.[*].up +12 .* plain +12.0 MiB"));
   for (int i = 0; i < 12; ++i) {
     EXPECT_THAT(out_, Not(HasSubstr("l.experts." + std::to_string(i) + ".up")));
   }
-  // A weight that is not an expert of a usable stack keeps its line.
-  for (const char* path : {"0.down", "1.down", "01.up", "12.up"}) {
+  // A weight that is not an expert of a usable stack keeps its line, or its number in one.
+  for (const char* path : {"[0-1].down", "01.up", "12.up"}) {
     EXPECT_THAT(out_, HasSubstr(std::string("\nl.experts.") + path)) << path;
   }
   EXPECT_THAT(out_, HasSubstr("\nstacks that cannot be used:\n"
@@ -182,6 +173,44 @@ TEST_F(AwqctlTest, AStackIsOneLineInsteadOfItsExperts) {
   EXPECT_EQ(json["weights"].size(), 17u);
   ASSERT_EQ(json["stacks"].size(), 2u);
   EXPECT_EQ(json["stacks"][0]["experts"], 12);
+}
+
+TEST_F(AwqctlTest, EqualLayersAreOneLineAndSchemesAreExplained) {
+  for (const int layer : {0, 1, 2, 4}) {
+    for (const char* name : {"q_proj", "up_proj"}) {
+      v1::WeightInfo& weight = *server_.repository.more.add_weights();
+      weight.set_path(absl::StrCat("model.layers.", layer, ".", name));
+      weight.set_scheme(layer == 4 ? "e2m1g16+e4m3*t" : "w4g128z");
+      weight.add_plan()->set_kernel(std::string(name) == "q_proj" ? "some/kernel" : "fake/echo");
+    }
+  }
+  server_.repository.more.add_weights()->set_scheme("of a newer server");
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("\nmodel.layers.[0-2].q_proj\n"));
+  EXPECT_THAT(out_, HasSubstr("\nmodel.layers.[0-2].up_proj\n"));
+  EXPECT_THAT(out_, HasSubstr("\nmodel.layers.4.q_proj\n"));
+  EXPECT_THAT(out_, Not(HasSubstr("layers.1")));
+  EXPECT_THAT(out_,
+              HasSubstr("\nw4g128z: 4-bit codes, a scale (FP16) for each 128 rows of a column, "
+                        "stored zero\n  points\n"));
+  EXPECT_THAT(out_,
+              HasSubstr("\ne2m1g16+e4m3*t: 4-bit floats (E2M1), a scale (E4M3) for each 16 rows "
+                        "of a\n  column, a second scale for all\n"));
+  EXPECT_THAT(out_, HasSubstr("kernels 2:\n  auto 0-0 some/kernel\n"));
+}
+
+TEST_F(AwqctlTest, EveryTableFitsEightyColumns) {
+  v1::WeightInfo& weight = *server_.repository.more.add_weights();
+  weight.set_path("model.language_model.layers.0.mlp.experts.up_projection");
+  weight.set_scheme("w4b128x128r:bf16+bf16*c");
+  weight.set_layout("some layout");
+  weight.set_device("cuda:0");
+  for (const char* command : {"status", "models m", "kernels", "top --interval 0.01 --screens 1"}) {
+    EXPECT_EQ(Run(absl::StrSplit(command, ' ')), kOk) << err_;
+    for (const absl::string_view line : absl::StrSplit(out_, '\n')) {
+      EXPECT_LE(line.size(), 80u) << command << ": " << line;
+    }
+  }
 }
 
 TEST_F(AwqctlTest, JsonIsJson) {
@@ -245,7 +274,7 @@ TEST_F(AwqctlTest, MatmulFromAFile) {
   EXPECT_EQ(server_.inference.last_matmul.path(), v1::DEQUANTIZE);
   EXPECT_EQ(server_.inference.last_matmul.activation_function(), v1::GELU);
   EXPECT_EQ(server_.inference.last_matmul.bias().shape(0), 1);
-  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), testing::ElementsAre(1, -2));
+  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), ::testing::ElementsAre(1, -2));
 }
 
 TEST_F(AwqctlTest, MatmulOfQuantisedActivations) {
@@ -271,7 +300,7 @@ TEST_F(AwqctlTest, MatmulWritesBf16AsFloat32) {
   const std::string x = Floats("x.npy", {1.0f, -2.0f});
   EXPECT_EQ(Run({"matmul", "m", "w", x, "-o", Path("y.npy"), "--dtype", "bf16"}), kOk) << err_;
   EXPECT_EQ(client::ReadNpy(Path("y.npy"))->type, client::NpyType::kF4);
-  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), testing::ElementsAre(1, -2));
+  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), ::testing::ElementsAre(1, -2));
 }
 
 TEST_F(AwqctlTest, MatmulAtRandomFollowsItsSeed) {
@@ -287,9 +316,7 @@ TEST_F(AwqctlTest, MatmulAtRandomFollowsItsSeed) {
   EXPECT_EQ(Run({"matmul", "m", "nowhere", "--random", "1"}), kCallFailed);
   EXPECT_THAT(err_, HasSubstr("no weight 'nowhere'"));
   EXPECT_EQ(Run({"matmul", "m", "w", Path("absent.npy")}), kFileFailed);
-  EXPECT_EQ(
-      Run({"matmul", "m", "w", Npy("d.npy", client::NpyType::kF8, {1}, std::string(8, '\0'))}),
-      kFileFailed);
+  EXPECT_EQ(Run({"matmul", "m", "w", Doubles("d.npy", {0})}), kFileFailed);
 }
 
 TEST_F(AwqctlTest, MatmulAtRandomDrawsNothingThatNoRequestHolds) {

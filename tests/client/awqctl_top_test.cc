@@ -1,10 +1,18 @@
-// awqctl top: a screen shows the changes since the previous poll.
-#include <sstream>
+// awqctl top: a screen shows the changes since the previous poll; keys and signals end it.
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <termios.h>
+#include <unistd.h>
 
-#include "client/awqctl/commands.h"
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/client/awqctl_command.h"
 #include "tests/client/fake_server.h"
 
 namespace awqd::awqctl {
@@ -14,7 +22,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class TopTest : public ::testing::Test {
+class TopTest : public AwqctlFixture {
  protected:
   void SetUp() override {
     v1::Counters& counters = server_.info.counters;
@@ -29,6 +37,7 @@ class TopTest : public ::testing::Test {
     model->set_name("mini\x1b[2J");
     model->set_weights_bytes(3 << 20);
     model->set_loaded_share(1);
+    model->set_unserved_weights(12345);
     server_.info.between = [](v1::Counters* counters) {
       v1::Histogram& calls = *counters->mutable_request_calls();
       calls.set_counts(1, calls.counts(1) + 100);
@@ -41,17 +50,15 @@ class TopTest : public ::testing::Test {
   }
   int Run(std::vector<std::string> args) {
     args.insert(args.begin(), {"--address", server_.address, "top", "--interval", "0.05"});
-    std::ostringstream out, err;
-    Console console{out, err, terminal_};
-    const int exit_code = RunAwqctl(args, console);
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
+    return RunAlone(args);
+  }
+  // Until a key or a signal.
+  int RunOnTerminal() {
+    terminal_ = true;
+    return RunAlone({"--address", server_.address, "top", "--interval", "60"});
   }
 
   FakeServer server_;
-  bool terminal_ = false;
-  std::string out_, err_;
 };
 
 TEST_F(TopTest, ShowsRatesOfTheTimeBetween) {
@@ -61,14 +68,97 @@ TEST_F(TopTest, ShowsRatesOfTheTimeBetween) {
   EXPECT_THAT(out_, HasSubstr("median 5.50 ms")) << "the 500 fast ones were before";
   EXPECT_THAT(out_, HasSubstr("12.50")) << "tokens a batch";
   EXPECT_THAT(out_, HasSubstr("3.0 MiB"));
+  EXPECT_THAT(out_, HasSubstr("NOT SERVED"));
+  EXPECT_THAT(out_, HasSubstr("12345"));
   EXPECT_THAT(out_, HasSubstr("mini\\x1b[2J")) << "names must not steer the terminal";
   EXPECT_THAT(out_, Not(HasSubstr("\x1b[2J"))) << "no terminal, nothing to clear";
 }
 
-TEST_F(TopTest, ClearsATerminal) {
+TEST_F(TopTest, FillsATerminalAndLeavesIt) {
   terminal_ = true;
+  ASSERT_EQ(Run({"--screens", "2"}), kOk) << err_;
+  EXPECT_TRUE(absl::StartsWith(out_, "\x1b[?1049h"));
+  EXPECT_TRUE(absl::EndsWith(out_, "\x1b[?1049l\x1b[?25h"));
+  EXPECT_THAT(out_, HasSubstr("q quits"));
+  EXPECT_THAT(out_, ContainsRegex("calls/s, at most [0-9.]+  \u2587?[\u2581-\u2588]+"));
+  EXPECT_THAT(out_, HasSubstr("cpu  busy [                    ]   0 %"));
+  EXPECT_THAT(out_, HasSubstr("\x1b[33mmini")) << "a weight that is not served";
+}
+
+TEST_F(TopTest, ColoursWhatFails) {
+  terminal_ = true;
+  server_.info.between = [](v1::Counters* counters) {
+    counters->set_failed_calls(counters->failed_calls() + 1);
+    v1::ModelCounters& model = *counters->mutable_models(0);
+    model.set_not_computed(model.not_computed() + 1);
+  };
   ASSERT_EQ(Run({"--screens", "1"}), kOk) << err_;
-  EXPECT_EQ(out_.rfind("\x1b[H\x1b[2J", 0), 0u);
+  EXPECT_THAT(out_, ContainsRegex("\x1b\\[31mfailed [0-9.]+/s\x1b\\[0m"));
+  EXPECT_THAT(out_, HasSubstr("\x1b[31mmini"));
+}
+
+// A terminal in place of the standard input.
+class Keyboard {
+ public:
+  Keyboard() : before_(dup(STDIN_FILENO)), keys_(posix_openpt(O_RDWR | O_NOCTTY)) {
+    grantpt(keys_);
+    unlockpt(keys_);
+    const int terminal = open(ptsname(keys_), O_RDWR | O_NOCTTY);
+    dup2(terminal, STDIN_FILENO);
+    close(terminal);
+  }
+  ~Keyboard() {
+    dup2(before_, STDIN_FILENO);
+    close(before_);
+    close(keys_);
+  }
+  void Press(char key) const { EXPECT_EQ(write(keys_, &key, 1), 1); }
+  // Whether keys arrive at once.
+  static bool Raw() {
+    termios state = {};
+    EXPECT_EQ(tcgetattr(STDIN_FILENO, &state), 0);
+    return (state.c_lflag & ICANON) == 0;
+  }
+  static void WaitUntilRaw() {
+    for (int i = 0; i < 2000 && !Raw(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  }
+
+ private:
+  const int before_, keys_;
+};
+
+TEST_F(TopTest, QuitsByQ) {
+  const Keyboard keyboard;
+  std::thread user([&] {
+    Keyboard::WaitUntilRaw();
+    keyboard.Press('x');
+    keyboard.Press('q');
+  });
+  EXPECT_EQ(RunOnTerminal(), kOk) << err_;
+  user.join();
+  EXPECT_FALSE(Keyboard::Raw());
+}
+
+TEST_F(TopTest, ASignalRestoresTheTerminal) {
+  const Keyboard keyboard;
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    std::thread user([&] {
+      Keyboard::WaitUntilRaw();
+      kill(getpid(), signal);
+    });
+    EXPECT_EQ(RunOnTerminal(), 128 + signal) << err_;
+    user.join();
+    EXPECT_FALSE(Keyboard::Raw());
+  }
+}
+
+TEST_F(TopTest, EndsWhereNobodyReads) {
+  std::ostringstream out, err;
+  out.setstate(std::ios::badbit);  // as after a write to a full disk
+  Console console{.out = out, .err = err};
+  EXPECT_EQ(RunAwqctl({"--address", server_.address, "top", "--interval", "0.01"}, console),
+            kFileFailed);
+  EXPECT_EQ(err.str(), "awqctl: cannot write to standard output\n");
 }
 
 TEST_F(TopTest, PrintsJson) {
@@ -79,7 +169,7 @@ TEST_F(TopTest, PrintsJson) {
 }
 
 TEST_F(TopTest, ChecksItsFlags) {
-  EXPECT_EQ(Run({"--interval", "0"}), kBadArguments);
+  EXPECT_EQ(RunAlone({"top", "--interval", "0"}), kBadArguments);
   EXPECT_EQ(Run({"--screens", "-1"}), kBadArguments);
 }
 

@@ -1,12 +1,12 @@
 // The parts of awqctl bench: histogram, lists, arrivals, payloads, counting, reports.
+#include "client/bench/bench.h"
+
 #include <cmath>
 #include <set>
 
-#include "client/bench/histogram.h"
 #include "client/bench/load.h"
 #include "client/bench/payload.h"
 #include "client/bench/plan.h"
-#include "client/bench/report.h"
 #include "client/bench/tally.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,6 +24,18 @@ grpc::ByteBuffer BufferOf(const std::string& bytes, size_t piece) {
   std::vector<grpc::Slice> slices;
   for (size_t at = 0; at < bytes.size(); at += piece) slices.emplace_back(bytes.substr(at, piece));
   return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+// The request that a payload holds.
+template <typename Request>
+Request RequestOf(const Payload& payload) {
+  grpc::ByteBuffer buffer = payload.request;
+  grpc::Slice slice;
+  EXPECT_TRUE(buffer.DumpToSingleSlice(&slice).ok());
+  EXPECT_EQ(payload.request_bytes, static_cast<int64_t>(slice.size()));
+  Request request;
+  EXPECT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  return request;
 }
 
 TEST(HistogramTest, QuantilesAreWithinOnePercentAndNeverLow) {
@@ -133,15 +145,11 @@ TEST(PayloadsTest, AreWholeRequestsPickedByShare) {
   EXPECT_EQ(payloads->Pick(0.74).tokens, 1);
   EXPECT_EQ(payloads->Pick(0.76).tokens, 2);
   EXPECT_EQ(payloads->Pick(1).tokens, 2);
-  grpc::Slice slice;
-  ASSERT_TRUE(payloads->all()[1].request.DumpToSingleSlice(&slice).ok());
-  v1::QuantizedMatmulRequest request;
-  ASSERT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  const auto request = RequestOf<v1::QuantizedMatmulRequest>(payloads->all()[1]);
   EXPECT_EQ(request.weight().weight(), "w");
   EXPECT_EQ(request.activations().raw().size(), 2u * 4 * 2);
   EXPECT_EQ(request.activations().shape(0), 2);
   EXPECT_EQ(request.path(), v1::FUSED);
-  EXPECT_EQ(payloads->all()[1].request_bytes, static_cast<int64_t>(slice.size()));
 }
 
 TEST(PayloadsTest, SpeakTheInferenceProtocol) {
@@ -157,11 +165,7 @@ TEST(PayloadsTest, SpeakTheInferenceProtocol) {
   std::vector<inference::ModelInferRequest> requests;
   for (const Payload& payload : payloads->all()) {
     EXPECT_STREQ(payload.method, "/inference.GRPCInferenceService/ModelInfer");
-    grpc::ByteBuffer buffer = payload.request;
-    grpc::Slice slice;
-    ASSERT_TRUE(buffer.DumpToSingleSlice(&slice).ok());
-    ASSERT_TRUE(
-        requests.emplace_back().ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+    requests.push_back(RequestOf<inference::ModelInferRequest>(payload));
   }
   EXPECT_EQ(requests[0].model_name(), "m/w");
   ASSERT_EQ(requests[0].inputs_size(), 1);
@@ -191,16 +195,11 @@ TEST(PayloadsTest, MixesExpertsAndMlps) {
   const auto payloads = Payloads::Make(plan);
   ASSERT_TRUE(payloads.ok()) << payloads.status();
   EXPECT_THAT(payloads->all()[0].method, testing::EndsWith("/GroupedQuantizedMatmul"));
-  grpc::Slice slice;
-  ASSERT_TRUE(payloads->all()[2].request.DumpToSingleSlice(&slice).ok());
-  v1::GatedMlpRequest request;
-  ASSERT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  const auto request = RequestOf<v1::GatedMlpRequest>(payloads->all()[2]);
   EXPECT_EQ(request.mlp().path(), "experts.*");
   EXPECT_EQ(request.expert_ids().shape(1), 4);
   EXPECT_EQ(request.router_weights().raw().size(), 3u * 4 * 4);
-  ASSERT_TRUE(payloads->all()[1].request.DumpToSingleSlice(&slice).ok());
-  ASSERT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
-  EXPECT_FALSE(request.has_expert_ids());
+  EXPECT_FALSE(RequestOf<v1::GatedMlpRequest>(payloads->all()[1]).has_expert_ids());
   plan.top_k = 6;
   EXPECT_THAT(Payloads::Make(plan).status().message(), HasSubstr("top_k: got 6, expected at most"));
 }
@@ -238,10 +237,9 @@ TEST(ResponseTest, ReadsExecutionAcrossSlices) {
   response.set_request_id("id");
   for (const size_t piece : {1, 7, 100000}) {
     grpc::ByteBuffer buffer = BufferOf(response.SerializeAsString(), piece);
-    const auto facts = ReadResponse(Protocol::kAwqd, buffer);
-    ASSERT_TRUE(facts.has_value());
-    EXPECT_EQ(facts->execution.batch_tokens(), 17);
-    EXPECT_GE(facts->output_bytes, 1000);
+    const auto ran = ReadResponse(Protocol::kAwqd, buffer);
+    ASSERT_TRUE(ran.has_value());
+    EXPECT_EQ(ran->batch_tokens(), 17);
   }
 }
 
@@ -252,10 +250,9 @@ TEST(ResponseTest, ReadsTheInferenceProtocol) {
   response.add_raw_output_contents(std::string(1000, 'x'));
   for (const size_t piece : {1, 7, 100000}) {
     grpc::ByteBuffer buffer = BufferOf(response.SerializeAsString(), piece);
-    const auto facts = ReadResponse(Protocol::kInference, buffer);
-    ASSERT_TRUE(facts.has_value());
-    EXPECT_EQ(facts->output_bytes, 1000);
-    EXPECT_EQ(facts->execution.batch_requests(), 0);
+    const auto ran = ReadResponse(Protocol::kInference, buffer);
+    ASSERT_TRUE(ran.has_value());
+    EXPECT_EQ(ran->batch_requests(), 0);
   }
   grpc::ByteBuffer noise = BufferOf("\xff\xff\xff\xff\xff\xff\xff", 2);
   EXPECT_FALSE(ReadResponse(Protocol::kInference, noise).has_value());
@@ -270,9 +267,9 @@ TEST(ResponseTest, RefusesWhatDoesNotParse) {
   }();
   for (size_t size = 1; size < whole.size(); ++size) {
     grpc::ByteBuffer buffer = BufferOf(whole.substr(0, size), 3);
-    const auto facts = ReadResponse(Protocol::kAwqd, buffer);
+    const auto ran = ReadResponse(Protocol::kAwqd, buffer);
     // A cut between two fields leaves a complete message.
-    EXPECT_EQ(facts.has_value(),
+    EXPECT_EQ(ran.has_value(),
               v1::QuantizedMatmulResponse().ParseFromString(whole.substr(0, size)));
   }
   grpc::ByteBuffer noise = BufferOf("\xff\xff\xff\xff\xff\xff\xff", 2);
@@ -286,19 +283,19 @@ Answer At(int64_t due_ns, int64_t sent_ns, int64_t done_ns) {
 
 TEST(TallyTest, CountsLatencyByWhenDueAndThroughputByWhenDone) {
   const Window window{1000, 2000};
-  ResponseFacts facts;
-  facts.execution.set_batch_requests(2);
-  facts.execution.set_batch_tokens(6);
+  v1::Execution ran;
+  ran.set_batch_requests(2);
+  ran.set_batch_tokens(6);
   Tally tally;
-  Count(window, absl::Nanoseconds(300), At(500, 500, 1100), grpc::Status(), &facts, tally);
+  Count(window, absl::Nanoseconds(300), At(500, 500, 1100), grpc::Status(), &ran, tally);
   EXPECT_EQ(tally.latency.count(), 0) << "due in the warm-up";
   EXPECT_EQ(tally.completed, 1) << "done in the window";
   EXPECT_EQ(tally.good, 0) << "later than the deadline";
-  Count(window, absl::Nanoseconds(300), At(1500, 1600, 1700), grpc::Status(), &facts, tally);
+  Count(window, absl::Nanoseconds(300), At(1500, 1600, 1700), grpc::Status(), &ran, tally);
   EXPECT_EQ(tally.latency.max_ns(), 200) << "from when it was due, not sent";
   EXPECT_EQ(tally.lag.max_ns(), 100);
   EXPECT_EQ(tally.good, 1);
-  Count(window, absl::Nanoseconds(300), At(1900, 1900, 2500), grpc::Status(), &facts, tally);
+  Count(window, absl::Nanoseconds(300), At(1900, 1900, 2500), grpc::Status(), &ran, tally);
   EXPECT_EQ(tally.latency.count(), 2) << "due in the window, done after it";
   EXPECT_EQ(tally.completed, 2);
   EXPECT_EQ(tally.tokens, 6);

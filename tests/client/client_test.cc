@@ -39,6 +39,11 @@ TEST(ClientOptionsTest, RefusesWhatCannotWork) {
         << address;
   }
   EXPECT_THAT(Client::Create({.address = "/run/a"}).status().message(), HasSubstr("'unix:/run/a'"));
+  for (const char* url : {"http://localhost:1", "https://a.b:80", "grpc://localhost:1"}) {
+    EXPECT_THAT(Client::Create({.address = url}).status().message(),
+                HasSubstr("expected host:port without '"))
+        << url;
+  }
   EXPECT_FALSE(Client::Create({.timeout = absl::ZeroDuration()}).ok());
   EXPECT_FALSE(Client::Create({.max_receive_bytes = 0}).ok());
   EXPECT_FALSE(Client::Create({.max_receive_bytes = int64_t{1} << 31}).ok());
@@ -343,6 +348,9 @@ TEST_F(ClientTest, ModelsInfoAndHealth) {
   EXPECT_EQ(client_->GetModel("m")->weights(0).k(), 4);
   EXPECT_EQ(client_->GetModel("x").status(), absl::NotFoundError("model 'x' is not loaded"));
   EXPECT_EQ(client_->LoadModel("m")->model().name(), "m");
+  EXPECT_FALSE(server_.repository.require_all_weights);
+  EXPECT_TRUE(client_->LoadModel("m", {}, /*require_all_weights=*/true).ok());
+  EXPECT_TRUE(server_.repository.require_all_weights);
   EXPECT_TRUE(client_->UnloadModel("m").ok());
   EXPECT_EQ(client_->GetServerInfo()->version(), "9.9.9");
   server_.health.not_serving_first = 1;

@@ -76,6 +76,31 @@ TEST_F(CredentialsTest, ATokenStaysOnThisMachineWithoutTls) {
       Credentials::Read("example.org:8001", {.token_file = token_, .insecure_token = true}).ok());
 }
 
+TEST_F(CredentialsTest, AsksAboutTlsWhereAConnectionLooksSo) {
+  const auto ask = [&](const Security& security, const std::string& reason) {
+    const absl::Status status =
+        absl::UnavailableError("failed to connect to all addresses; last error: " + reason);
+    const absl::Status asked =
+        Credentials::Read("example.org:8001", security)->WithQuestion(status);
+    EXPECT_TRUE(absl::IsUnavailable(asked));
+    return std::string(asked.message().substr(status.message().size()));
+  };
+  const Security tls = {.tls_ca = ca_};
+  const Security mutual = {.tls_ca = ca_, .tls_cert = cert_, .tls_key = key_};
+  EXPECT_EQ(ask({}, "Socket closed"), "; does the server speak TLS? Then give tls_ca");
+  EXPECT_EQ(ask({}, "recvmsg:Connection reset by peer"),
+            "; does the server speak TLS? Then give tls_ca");
+  EXPECT_EQ(ask({}, "Connection refused"), "");
+  EXPECT_THAT(ask(tls, "SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number"),
+              HasSubstr("does the server speak TLS? Without tls_ca"));
+  EXPECT_THAT(ask(tls, "OPENSSL_internal:WRONG_VERSION_NUMBER"), HasSubstr("Without tls_ca"));
+  EXPECT_THAT(ask(tls, "certificate verify failed"), HasSubstr("does tls_ca hold the CA"));
+  EXPECT_THAT(ask(tls, "Socket closed"), HasSubstr("ask for a certificate"));
+  EXPECT_THAT(ask(mutual, "Socket closed"), HasSubstr("trust the CA of tls_cert"));
+  const absl::Status other = absl::UnavailableError("Socket closed");
+  EXPECT_EQ(Credentials::Read("example.org:8001", {})->WithQuestion(other), other);
+}
+
 TEST_F(CredentialsTest, NamesTheFileThatIsWrong) {
   const std::string address = "example.org:8001";
   const std::string absent = folder_ + "/absent";

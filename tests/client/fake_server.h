@@ -1,6 +1,7 @@
 // A fake awqd in the test's process: every service, with answers that the test sets.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -136,6 +137,7 @@ class FakeInference : public v1::QuantizedInference::Service {
   v1::QuantizeKvRequest last_quantize_kv;
   v1::DequantizeKvRequest last_dequantize_kv;
   v1::DequantizeRequest last_dequantize;
+  std::atomic<int> keyed_calls = 0;  // that weight_keys tells of
   // The keys of the calls above, in their order; "" for a call without one.
   std::vector<std::string> weight_keys;
 
@@ -143,6 +145,7 @@ class FakeInference : public v1::QuantizedInference::Service {
   void TakeKey(const grpc::ServerContext& context) {
     const auto found = context.client_metadata().find("awqd-weight");
     std::lock_guard<std::mutex> lock(mutex_);
+    ++keyed_calls;
     weight_keys.emplace_back(found == context.client_metadata().end()
                                  ? ""
                                  : std::string(found->second.data(), found->second.size()));
@@ -212,6 +215,7 @@ class FakeRepository : public v1::ModelRepository::Service {
   grpc::Status LoadModel(grpc::ServerContext*, const v1::LoadModelRequest* request,
                          v1::LoadModelResponse* response) override {
     response->mutable_model()->set_name(request->name());
+    require_all_weights = request->require_all_weights();
     return status;
   }
   grpc::Status UnloadModel(grpc::ServerContext*, const v1::UnloadModelRequest*,
@@ -221,8 +225,9 @@ class FakeRepository : public v1::ModelRepository::Service {
 
   grpc::Status status;
   int64_t k = 4;
-  float share = 1;            // the loaded share of "m"
-  v1::GetModelResponse more;  // for "m"
+  float share = 1;                   // the loaded share of "m"
+  bool require_all_weights = false;  // of the last LoadModel
+  v1::GetModelResponse more;         // for "m"
   bool paged = false;
   int reloads = 0;
 };

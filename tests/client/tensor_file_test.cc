@@ -16,23 +16,19 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::client {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class TensorFileTest : public testing::Test {
+class TensorFileTest : public ::testing::Test {
  protected:
-  TensorFileTest() : directory_(testing::TempDir() + "/tensor_file_" + std::to_string(getpid())) {
-    fs::create_directories(directory_);
-  }
-  ~TensorFileTest() override { fs::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
+  std::string Path(const std::string& name) const { return directory_.At(name); }
   size_t Files() const {
-    return std::distance(fs::directory_iterator(directory_), fs::directory_iterator());
+    return std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator());
   }
   static std::string Read(const std::string& path) {
     std::ostringstream text;
@@ -40,7 +36,7 @@ class TensorFileTest : public testing::Test {
     return text.str();
   }
 
-  const std::string directory_;
+  const testing::TempDirectory directory_;
 };
 
 TEST_F(TensorFileTest, WritesSafetensors) {

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <limits>
 
-#include "client/half.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/half.h"
 
 namespace awqd::client {
 namespace {

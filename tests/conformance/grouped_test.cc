@@ -82,7 +82,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
                         .bias = bias,
                         .activation = activation};
     EXPECT_EQ(GroupedRow(args), &row());
-    const std::string table = GroupedTable(args, row());
+    const std::string table = row().grouped_table(args);
     const GuardedBuffer there = Filled({table.begin(), table.end()});
     const GuardedBuffer workspace =
         GuardedBuffer::CreateScratch(TestDevice(), GroupedWorkspaceBytes(args, row())).value();

@@ -12,7 +12,7 @@ mkdir -p "$build"
 # Neither is searched for: a machine without them configures in the same way.
 cmake -S "$ROOT" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DAWQD_CLIENT_ONLY=ON \
   -DCMAKE_DISABLE_FIND_PACKAGE_BLAS=ON -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON \
-  -DCMAKE_DISABLE_FIND_PACKAGE_spdlog=ON -DCMAKE_DISABLE_FIND_PACKAGE_tomlplusplus=ON \
+  -DCMAKE_DISABLE_FIND_PACKAGE_tomlplusplus=ON \
   -DCMAKE_CUDA_COMPILER=NOTFOUND >"$build/configure.log" 2>&1 ||
   { tail -n 30 "$build/configure.log"; die "the client alone cannot be configured"; }
 cmake --build "$build" -j "$(build_jobs)" >"$build/build.log" 2>&1 ||

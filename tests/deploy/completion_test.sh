@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash completion knows the flags and commands of the programs.
+# bash completion knows the flags, commands and values of the programs, and the names of a server's models and weights.
 # usage: completion_test.sh <build directory> <source directory>
 set -euo pipefail
 ROOT="$(cd "$2" && pwd)"
@@ -34,4 +34,20 @@ expect "awqctl --tls_ca ca.pem --address h:1 heal" healthcheck
 expect "awqctl --address h:1 bench --arriv" --arrivals
 expect "awqctl bench --addr" --address
 expect "awqctl status --arriv"
+expect "awqctl matmul m w --random 1 --path " auto fused dequantize
+expect "awqctl matmul m w --output_dtype b" bf16
+expect "awqctl convert m -o n --to g" gptq gemlite
+expect "awqctl token a --roles inf" infer
+expect "awqctl token a --roles infer,re" infer,read
+expect "awqctl bench --weight m/w --seed "
+
+work="$(mktemp -d)"
+address="unix:$work/awqd.sock"
+awqd --model_repository="$ROOT/tests/data/awq" --address="$address" --device=cpu --cpu_threads=1 >"$work/log" 2>&1 &
+server=$!
+trap 'kill "$server"; wait "$server"; rm -rf "$work"' EXIT
+awqctl --address "$address" healthcheck --wait 30 >/dev/null || die "$(cat "$work/log")"
+expect "awqctl --address $address models " all-MiniLM-L6-v2-awq
+expect "awqctl --address $address matmul all-MiniLM-L6-v2-awq encoder.layer.1" \
+  encoder.layer.1.attention.output.dense encoder.layer.1.attention.self.query
 say "completion test: ok"

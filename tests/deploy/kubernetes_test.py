@@ -139,6 +139,31 @@ class Chart(unittest.TestCase):
                 self.assertEqual("exec" in found, tls)
                 self.assertEqual("grpc" in found, not tls)
 
+    def test_clusters_that_choose_users_and_runtimes(self):
+        values = {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}, "runtimeClassName": "nvidia",
+                  "securityContext": {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}},
+                  "imagePullSecrets": [{"name": "registry"}], "deploymentAnnotations": {"a": "1"}, "podAnnotations": {"b": "2"},
+                  "serviceAccountAnnotations": {"c": "3"}, "service": {"annotations": {"d": "4"}}}
+        found = documents(render(values))
+        for document in found:
+            if document["kind"] not in CUSTOM:
+                kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+        deployment, account = (next(d for d in found if d["kind"] == kind) for kind in ("Deployment", "ServiceAccount"))
+        service = next(d for d in found if d["kind"] == "Service")
+        pod = deployment["spec"]["template"]
+        self.assertEqual(set(pod["spec"]["securityContext"]), {"runAsNonRoot", "fsGroupChangePolicy", "seccompProfile"})
+        context = pod["spec"]["containers"][0]["securityContext"]
+        self.assertEqual(context["capabilities"], {"drop": ["ALL"], "add": ["IPC_LOCK"]})
+        self.assertTrue(context["readOnlyRootFilesystem"])
+        self.assertEqual(pod["spec"]["runtimeClassName"], "nvidia")
+        self.assertEqual(pod["spec"]["imagePullSecrets"], [{"name": "registry"}])
+        annotations = [d["metadata"]["annotations"] for d in (deployment, pod, account, service)]
+        self.assertEqual(annotations, [{"a": "1"}, {"b": "2"}, {"c": "3"}, {"d": "4"}])
+        for name in self.rendered:  # nothing of it by default
+            pod = self.one(name, "Deployment")["spec"]["template"]["spec"]
+            self.assertEqual(pod["securityContext"]["runAsUser"], 65532)
+            self.assertNotIn("runtimeClassName", pod)
+
     def test_gpus(self):
         self.assertEqual(self.container("gpu")["resources"]["limits"]["nvidia.com/gpu"], 1)
         self.assertNotIn("nvidia.com/gpu", self.container("cpu")["resources"]["limits"])

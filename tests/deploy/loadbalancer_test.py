@@ -1,8 +1,10 @@
 """Three servers behind nginx, HAProxy, Envoy and gRPC's own round robin: under load one is killed and one drained. And by weight,
-behind HAProxy and Envoy.
+behind HAProxy and Envoy. And JSON over HTTP, by Envoy.
 
 The configurations are those of deploy/loadbalancer with other addresses. A proxy that is not installed is skipped by name.
 """
+import base64
+import json
 import os
 import pathlib
 import re
@@ -140,13 +142,15 @@ class Balancing(unittest.TestCase):
         port = free_port()
         text = (CONFIGURATIONS / name).read_text()
         replacements = [(r"\b8443\b", str(port)), (r"/etc/awqd/tls", str(self.folder / "tls")), (r"/run/nginx\.pid", str(self.folder / "nginx.pid")),
-                        (r"/var/log/nginx/error\.log", "stderr"), (r"\b9901\b", str(free_port()))]
+                        (r"/var/log/nginx/error\.log", "stderr"), (r"\b9901\b", str(free_port())), (r"\b8080\b", str(port)),
+                        (r"/etc/awqd/awqd\.pb", str(self.folder / "awqd.pb")),
+                        (r"\b127\.0\.0\.1, port_value: 8001\b", f"127.0.0.1, port_value: {self.servers[0].port}")]
         for number, server in enumerate(self.servers, 1):
             replacements.append((rf"\bawqd-{number}:8001\b", server.address))
             replacements.append((rf"\baddress: awqd-{number}, port_value: 8001", f"address: 127.0.0.1, port_value: {server.port}"))
         for pattern, value in replacements:
             text = re.sub(pattern, value, text)
-        self.assertNotRegex(text, r"awqd-[123]:8001|\b8443\b")
+        self.assertNotRegex(text, r"awqd-[123]:8001|\b8443\b|\b8080\b|\b8001\b")
         path = self.folder / f"{self._testMethodName}-{name}"
         path.write_text(text)
         return path, port
@@ -269,6 +273,41 @@ class Balancing(unittest.TestCase):
 
     def test_envoy(self):
         self.run_proxy("envoy.yaml", "envoy", lambda path: ["envoy", "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"])
+
+    def test_envoy_http(self):
+        """The commands of http.yaml and of the README, and errors in JSON."""
+        for program in ("envoy", "curl", "protoc"):
+            if shutil.which(program) is None:
+                self.skipTest(f"{program} is not installed")
+        path, port = self.configuration("http.yaml")
+        make_descriptors = re.search(r"^#   (protoc .*)$", path.read_text(), re.MULTILINE)[1]
+        subprocess.run(make_descriptors, shell=True, cwd=ROOT, check=True)
+        readme = (ROOT / "README.md").read_text()
+        commands = re.findall(r"^    (?:curl .*(?:\n      .*)*)", readme, re.MULTILINE)
+        self.assertEqual(len(commands), 2, commands)
+
+        def answer(command):
+            run = subprocess.run(["bash", "-c", command.replace("curl ", "curl --silent --max-time 20 ").replace(":8080", f":{port}")],
+                                 capture_output=True, text=True, check=True)
+            return json.loads(run.stdout)
+
+        with self.proxy(port, ["envoy", "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"]):
+            models = answer(commands[0])["models"]
+            self.assertIn({MODEL: "READY"}, [{model["name"]: model["state"]} for model in models])
+            output = answer(commands[1])["output"]
+            self.assertEqual((output["dtype"], output["shape"]), ("FP16", ["1", "384"]))
+            with awqd.Client(self.servers[0].address) as client:
+                expected = client.matmul(MODEL, WEIGHT, np.ones((1, 384), np.float16))
+            self.assertEqual(base64.b64decode(output["raw"]), expected.tobytes())
+            refused = answer(commands[1].replace("[1, 384]", "[1, 383]"))
+            self.assertEqual(refused["code"], grpc.StatusCode.INVALID_ARGUMENT.value[0])
+            self.assertEqual(refused["details"][0]["field_violations"][0]["field"], "activations.raw")
+            status = subprocess.run(["curl", "-s", "-o", os.devnull, "-w", "%{http_code}", f"http://127.0.0.1:{port}/awqd.v1.ModelRepository/Bogus",
+                                     "-d", "{}"], capture_output=True, text=True, check=True)
+            self.assertEqual(status.stdout, "404")
+            # The same port takes gRPC.
+            with awqd.Client(f"127.0.0.1:{port}") as client:
+                self.assertEqual(client.get_model(MODEL).model.name, MODEL)
 
     def test_round_robin(self):
         target = "ipv4:" + ",".join(server.address for server in self.servers)

@@ -1,7 +1,6 @@
 // Every subcommand of the awqctl binary, and the example, against the real server.
 #include <signal.h>
 
-#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -24,12 +23,8 @@ class AwqctlE2eTest : public testing::Test {
                  "--load_model=" + std::string(kDemoModel)}) {}
   void SetUp() override { ASSERT_TRUE(server_.WaitServing()) << server_.log(); }
 
-  ExitReport Run(std::vector<std::string> args) const {
-    args.insert(args.begin(), {"--address", server_.address()});
-    return RunProgram(BinaryPath("awqctl"), args);
-  }
   void Expect(int code, const std::vector<std::string>& args, const std::string& text) const {
-    const ExitReport report = Run(args);
+    const ExitReport report = server_.Awqctl(args);
     EXPECT_EQ(report.code, code) << testing::PrintToString(args) << "\n" << report.log;
     EXPECT_THAT(report.log, HasSubstr(text)) << testing::PrintToString(args);
   }
@@ -44,7 +39,7 @@ TEST_F(AwqctlE2eTest, Inspects) {
   Expect(3, {"healthcheck", "--service", "absent"}, "NOT_FOUND");
   Expect(0, {"status"}, "cpu");
   Expect(0, {"models"}, "READY");
-  Expect(0, {"models", kDemoModel}, kQuery);
+  Expect(0, {"models", kDemoModel}, "encoder.layer.[0-1].attention.self.query");
   Expect(3, {"models", "absent"}, "NOT_FOUND");
   Expect(0, {"kernels"}, "cpu/");
   Expect(0, {"kernels", "--markdown"}, "|---|");
@@ -132,7 +127,7 @@ TEST(AwqctlDrainTest, HealthcheckExitsFourWhileDraining) {
   server.Signal(SIGTERM);
   ExitReport report;
   for (int i = 0; i < 100; ++i) {
-    report = RunProgram(BinaryPath("awqctl"), {"--address", server.address(), "healthcheck"});
+    report = server.Awqctl({"healthcheck"});
     if (report.code == 4) break;
   }
   EXPECT_EQ(report.code, 4) << report.log;

@@ -114,12 +114,16 @@ std::optional<ReceivedFrame> TakeFrame(absl::string_view* frames) {
   constexpr size_t kHead = 9;
   if (frames->size() < kHead) return std::nullopt;
   const absl::string_view head = frames->substr(0, kHead);
-  size_t size = 0;
-  for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(head[i]);
+  const auto number = [&](size_t begin, size_t end) {
+    uint32_t out = 0;
+    for (size_t i = begin; i < end; ++i) out = out << 8 | static_cast<uint8_t>(head[i]);
+    return out;
+  };
+  const size_t size = number(0, 3);
   if (frames->size() < kHead + size) return std::nullopt;
   const absl::string_view payload = frames->substr(kHead, size);
   frames->remove_prefix(kHead + size);
-  return ReceivedFrame{static_cast<uint8_t>(head[3]), static_cast<uint8_t>(head[4]),
+  return ReceivedFrame{static_cast<uint8_t>(head[3]), static_cast<uint8_t>(head[4]), number(5, 9),
                        std::string(payload)};
 }
 

@@ -50,6 +50,7 @@ std::string Message(uint32_t claimed, const std::string& payload);
 
 struct ReceivedFrame {
   uint8_t type = 0, flags = 0;
+  uint32_t stream = 0;
   std::string payload;
 };
 // Removes the first frame from `frames`; nullopt if it is not complete.

@@ -4,20 +4,18 @@
 #include <unistd.h>
 
 #include <map>
-#include <memory>
 #include <thread>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "awqd/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/e2e/server_process.h"
-#include "tests/e2e/synthetic_awq.h"
+#include "tests/e2e/server_test.h"
 
 namespace awqd {
 namespace {
@@ -31,48 +29,37 @@ constexpr char kForgery[] =
     "{\"time\":\"now\",\"level\":\"info\",\"message\":\"forged\"}\n\x1b[2J\x7f\",\"message\":"
     "\"forged";
 
-class LogsTest : public testing::Test {
+class LogsTest : public ServerTest {
  protected:
   LogsTest() { SyntheticAwq::Random(64, 16, 32, 1).Write(repository_ / "m"); }
 
   // The lines that a server wrote while clients sent hostile names.
   std::vector<std::string> Lines(const std::string& format) {
-    ServerProcess server({"--model_repository=" + repository_.path(), "--log_level=debug",
-                          "--access_log=all", "--log_format=" + format});
-    EXPECT_TRUE(server.WaitServing()) << server.log();
-    const auto client = server.NewClient();
+    Start({"--log_level=debug", "--access_log=all", "--log_format=" + format});
     client::MatmulCall call = {.weight = WeightName{"m", "layer"},
                                .activations = {v1::FP16, {1, 64}, std::string(128, '\0')},
                                .request_id = kForgery};
-    EXPECT_TRUE(client->QuantizedMatmul(call).ok());
+    EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
     call.weight = WeightName{"m", kForgery};
-    EXPECT_FALSE(client->QuantizedMatmul(call).ok());
+    EXPECT_FALSE(client_->QuantizedMatmul(call).ok());
     call.weight = WeightName{kForgery, kForgery};
-    EXPECT_FALSE(client->QuantizedMatmul(call).ok());
-    EXPECT_FALSE(client->Dequantize({.weight = WeightName{kForgery, "layer"}}).ok());
-    EXPECT_FALSE(client->LoadModel(kForgery).ok());
-    EXPECT_FALSE(client->LoadModel("absent").ok());
-    EXPECT_FALSE(client->GetModel(kForgery).ok());
-    EXPECT_FALSE(client->UnloadModel(kForgery).ok());
+    EXPECT_FALSE(client_->QuantizedMatmul(call).ok());
+    EXPECT_FALSE(client_->Dequantize({.weight = WeightName{kForgery, "layer"}}).ok());
+    EXPECT_FALSE(client_->LoadModel(kForgery).ok());
+    EXPECT_FALSE(client_->LoadModel("absent").ok());
+    EXPECT_FALSE(client_->GetModel(kForgery).ok());
+    EXPECT_FALSE(client_->UnloadModel(kForgery).ok());
     // A string that is not valid: the parser logs it.
     v1::DequantizeRequest request;
     request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(6, "\xc3\x28");
     grpc::ClientContext context;
     v1::DequantizeResponse response;
-    EXPECT_EQ(v1::QuantizedInference::NewStub(
-                  grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()))
-                  ->Dequantize(&context, request, &response)
-                  .error_code(),
-              grpc::INVALID_ARGUMENT);
-    const ExitReport report = server.Stop();
-    EXPECT_EQ(report.code, 0) << report.log;
-    std::vector<std::string> lines = absl::StrSplit(report.log, '\n');
+    EXPECT_EQ(stub_->Dequantize(&context, request, &response).error_code(), grpc::INVALID_ARGUMENT);
+    std::vector<std::string> lines = absl::StrSplit(Stop().log, '\n');
     EXPECT_EQ(lines.back(), "");
     lines.pop_back();
     return lines;
   }
-
-  TempFolder repository_;
 };
 
 TEST_F(LogsTest, EveryJsonLineIsAnEventOfTheServer) {
@@ -119,7 +106,7 @@ class UnreadLogTest : public LogsTest {
   UnreadLogTest() {
     EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
     fcntl(ends_[1], F_SETPIPE_SZ, 4096);
-    Start({});
+    StartUnread({});
   }
   ~UnreadLogTest() override {
     server_ = nullptr;
@@ -127,41 +114,35 @@ class UnreadLogTest : public LogsTest {
     close(ends_[1]);
   }
 
-  void Start(std::vector<std::string> args) {
-    args.insert(args.end(), {"--model_repository=" + repository_.path(), "--log_level=debug"});
-    server_ = std::make_unique<ServerProcess>(args, "127.0.0.1:0", ends_[1]);
-    EXPECT_TRUE(server_->WaitServing());
+  void StartUnread(std::vector<std::string> args) {
+    args.push_back("--log_level=debug");
+    Start(std::move(args), "127.0.0.1:0", ends_[1]);
   }
 
   // More than the pipe and the server hold: three kilobytes a call.
   void LogMegabytes() {
-    const auto client = server_->NewClient();
     const std::string name(250, '\x01');
     for (int i = 0; i < 1000; ++i) {
-      EXPECT_FALSE(client->Dequantize({.weight = WeightName{name, name}, .request_id = name}).ok());
+      EXPECT_FALSE(
+          client_->Dequantize({.weight = WeightName{name, name}, .request_id = name}).ok());
     }
   }
 
   int ends_[2] = {-1, -1};
-  std::unique_ptr<ServerProcess> server_;
 };
 
 TEST_F(UnreadLogTest, HoldsNeitherCallsNorLoadsNorTheEndUp) {
   LogMegabytes();
-  const auto client = server_->NewClient();
-  EXPECT_TRUE(client->LoadModel("m", {.timeout = absl::Seconds(20)}).ok());
-  EXPECT_FALSE(client->LoadModel("absent", {.timeout = absl::Seconds(20)}).ok());
-  const ExitReport report = server_->Stop();
-  EXPECT_EQ(report.code, 0);
-  EXPECT_LT(report.took, absl::Seconds(10));
+  EXPECT_TRUE(client_->LoadModel("m", {.timeout = absl::Seconds(20)}).ok());
+  EXPECT_FALSE(client_->LoadModel("absent", {.timeout = absl::Seconds(20)}).ok());
+  EXPECT_LT(Stop().took, absl::Seconds(10));
 }
 
 TEST_F(UnreadLogTest, DoesNotKeepALaterSignalFromEndingTheProcess) {
-  Start({"--drain_delay_ms=60000"});
+  StartUnread({"--drain_delay_ms=60000"});
   LogMegabytes();
   server_->Signal(SIGTERM);
-  const auto client = server_->NewClient();
-  for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
+  for (int i = 0; i < 1000 && client_->IsServing("").value_or(false); ++i) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   absl::SleepFor(absl::Milliseconds(1100));  // an earlier signal would count as the same one
@@ -188,23 +169,33 @@ TEST_F(UnreadLogTest, TellsWhatWasLostWhenItIsReadAgain) {
     while (read(ends_[0], block, sizeof(block)) > 0) {
     }
   });
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
   close(ends_[1]);
   ends_[1] = -1;
   reader.join();
 }
 
 TEST_F(LogsTest, LoadsThatFailAreLoggedSoOften) {
-  ServerProcess server({"--model_repository=" + repository_.path()});
-  ASSERT_TRUE(server.WaitServing());
-  const auto client = server.NewClient();
-  for (int i = 0; i < 500; ++i) EXPECT_FALSE(client->LoadModel("absent").ok());
-  const ExitReport report = server.Stop();
-  EXPECT_EQ(report.code, 0);
-  const std::vector<std::string> parts = absl::StrSplit(report.log, " load model ");
+  Start();
+  for (int i = 0; i < 500; ++i) EXPECT_FALSE(client_->LoadModel("absent").ok());
+  const std::vector<std::string> parts = absl::StrSplit(Stop().log, " load model ");
   // At most 101 in any minute, if the test took two minutes.
   EXPECT_GE(parts.size() - 1, 100u);
   EXPECT_LE(parts.size() - 1, 200u);
+}
+
+TEST(DemoLogTest, HasOneLineAModelAndNoWarning) {
+  const auto lines_of = [](const char* level, absl::string_view part) {
+    ServerProcess server({"--model_repository=" + DemoRepository(), level});
+    EXPECT_TRUE(server.WaitServing()) << server.log();
+    const std::string log = server.Stop().log;
+    EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr(" W ")));
+    const std::vector<std::string> lines = absl::StrSplit(log, '\n');
+    return absl::c_count_if(lines,
+                            [&](const std::string& line) { return absl::StrContains(line, part); });
+  };
+  EXPECT_EQ(lines_of("--log_level=info", kDemoModel), 1);
+  EXPECT_EQ(lines_of("--log_level=debug", " plan model="), 3) << "one for each shape";
 }
 
 }  // namespace

@@ -17,6 +17,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
 #include "tests/testing/places.h"
 
@@ -145,6 +147,16 @@ bool ServerProcess::WaitServing(absl::Duration timeout) {
 
 std::unique_ptr<client::Client> ServerProcess::NewClient(absl::Duration timeout) const {
   return *client::Client::Create({.address = address_, .timeout = timeout, .security = security_});
+}
+
+std::shared_ptr<grpc::Channel> ServerProcess::NewChannel(
+    const grpc::ChannelArguments& arguments) const {
+  return grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+}
+
+ExitReport ServerProcess::Awqctl(std::vector<std::string> args, absl::Duration limit) const {
+  args.insert(args.begin(), {"--address", address_});
+  return RunProgram(BinaryPath("awqctl"), args, limit);
 }
 
 void ServerProcess::Signal(int signal_number) const { kill(pid_, signal_number); }

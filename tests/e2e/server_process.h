@@ -9,6 +9,8 @@
 
 #include "absl/time/time.h"
 #include "client/awqd_client.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
@@ -58,6 +60,11 @@ class ServerProcess {
   // The server's address; only after WaitListening.
   const std::string& address() const { return address_; }
   std::unique_ptr<client::Client> NewClient(absl::Duration timeout = absl::Seconds(60)) const;
+  // Without security.
+  std::shared_ptr<grpc::Channel> NewChannel(
+      const grpc::ChannelArguments& arguments = grpc::ChannelArguments()) const;
+  // Runs awqctl against this server, as RunProgram.
+  ExitReport Awqctl(std::vector<std::string> args, absl::Duration limit = absl::Seconds(20)) const;
   // The security of later clients, including WaitServing's.
   void set_security(client::Security security) { security_ = std::move(security); }
 

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "client/half.h"
+#include "kernels/base/half.h"
 
 namespace awqd {
 namespace {
@@ -40,7 +40,7 @@ SyntheticAwq SyntheticAwq::Random(int64_t k, int64_t n, int64_t group, uint32_t 
   for (uint32_t& word : weight.qweight) word = engine();
   for (uint32_t& word : weight.qzeros) word = engine();
   for (uint16_t& scale : weight.scales) {
-    scale = client::FloatToHalf(0.001f + 0.02f * static_cast<float>(engine() % 1000) / 1000);
+    scale = FloatToHalf(0.001f + 0.02f * static_cast<float>(engine() % 1000) / 1000);
   }
   return weight;
 }
@@ -50,8 +50,7 @@ uint16_t SyntheticAwq::At(int64_t row, int64_t column) const {
   const int q = Code(qweight[row * words + column / 8], column);
   const int z = Code(qzeros[scale_row * words + column / 8], column);
   // 5 bits by 11 bits: the float product is exact, so this rounds once.
-  return client::FloatToHalf(static_cast<float>(q - z) *
-                             client::HalfToFloat(scales[scale_row * n + column]));
+  return FloatToHalf(static_cast<float>(q - z) * HalfToFloat(scales[scale_row * n + column]));
 }
 
 v1::PackedWeight SyntheticAwq::ToPacked() const {

@@ -1,18 +1,13 @@
 // A hundred thousand calls with names that do not exist leave no series and no memory behind.
-#include <chrono>
 #include <set>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "awqd/v1/inference.pb.h"
-#include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
-#include "tests/e2e/server_process.h"
-#include "tests/e2e/synthetic_awq.h"
+#include "tests/e2e/json_lines.h"
+#include "tests/e2e/server_test.h"
 #include "tests/server/obs/http_get.h"
 
 namespace awqd {
@@ -29,14 +24,10 @@ struct Unknown {
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader;
 
   Unknown(int number, grpc::GenericStub* stub, grpc::CompletionQueue* queue) {
-    v1::QuantizedMatmulRequest request;
+    v1::QuantizedMatmulRequest request = ProductOfZeros(1, 64);
     request.set_request_id(absl::StrCat("request-", number));
     request.mutable_weight()->set_model(absl::StrCat("model-", number));
     request.mutable_weight()->set_weight(absl::StrCat("weight-", number));
-    request.mutable_activations()->set_dtype(v1::FP16);
-    request.mutable_activations()->add_shape(1);
-    request.mutable_activations()->add_shape(64);
-    request.mutable_activations()->set_raw(std::string(128, '\0'));
     const grpc::Slice slice(request.SerializeAsString());
     // Every other call has a method that does not exist.
     const std::string method = number % 2 == 0
@@ -48,26 +39,22 @@ struct Unknown {
   }
 };
 
-class UnknownNamesTest : public ::testing::Test {
+class UnknownNamesTest : public ServerTest {
  protected:
   void SetUp() override {
     SyntheticAwq::Random(64, 16, 32, 1).Write(repository_ / "m");
-    server_ = std::make_unique<ServerProcess>(
-        std::vector<std::string>{"--model_repository=" + repository_.path(), "--log_format=json",
-                                 "--metrics_address=127.0.0.1:0"});
-    ASSERT_TRUE(server_->WaitServing()) << server_->log();
-    for (const absl::string_view line : absl::StrSplit(server_->log(), '\n')) {
-      const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
-      if (event.is_object() && event.value("message", "") == "metrics") port_ = event["port"];
+    Start({"--log_format=json", "--metrics_address=127.0.0.1:0"});
+    for (const nlohmann::json& event : JsonLines(server_->log())) {
+      if (IsMessage("metrics")(event)) metrics_port_ = event["port"];
     }
-    ASSERT_NE(port_, 0);
+    ASSERT_NE(metrics_port_, 0);
   }
 
   // Names and labels of all series.
   std::set<std::string> Series() const {
     std::set<std::string> out;
-    for (const absl::string_view line :
-         absl::StrSplit(testing::HttpGet(port_, "/metrics").body, '\n', absl::SkipEmpty())) {
+    for (const absl::string_view line : absl::StrSplit(
+             testing::HttpGet(metrics_port_, "/metrics").body, '\n', absl::SkipEmpty())) {
       if (line[0] != '#') out.insert(std::string(line.substr(0, line.rfind(' '))));
     }
     return out;
@@ -75,8 +62,7 @@ class UnknownNamesTest : public ::testing::Test {
 
   // Makes `count` calls; returns how many ended with NOT_FOUND and UNIMPLEMENTED.
   std::pair<int, int> CallAll(int count) {
-    grpc::GenericStub stub(
-        grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+    grpc::GenericStub stub(server_->NewChannel());
     grpc::CompletionQueue queue;
     int sent = 0, not_found = 0, unimplemented = 0;
     while (sent < std::min(count, kInFlight)) new Unknown(number_ + sent++, &stub, &queue);
@@ -92,9 +78,7 @@ class UnknownNamesTest : public ::testing::Test {
     return {not_found, unimplemented};
   }
 
-  TempFolder repository_;
-  std::unique_ptr<ServerProcess> server_;
-  int port_ = 0;
+  int metrics_port_ = 0;
   int number_ = 0;
 };
 
@@ -108,7 +92,7 @@ TEST_F(UnknownNamesTest, LeaveNoSeriesAndNoMemory) {
   EXPECT_EQ(Series(), before);
   // 100 bytes for each name would be 10 MB.
   EXPECT_LT(server_->rss_bytes() - rss, 5 << 20);
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 }  // namespace

@@ -1,14 +1,24 @@
 // Fuzzes the decoding of every format: any settings, and tensors of any dtype, shape and contents.
 //
+// Then a checkpoint of the same tensors and settings: every tensor is accounted for, and none that
+// holds codes is passed over.
+//
 // Input: the format, its settings, then for each tensor a dtype, a rank and dimensions, and its
 // data. Numbers that do not fit a format fail its first check, so shapes have few values.
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/checkpoint/checkpoint.h"
+#include "kernels/checkpoint/tensor_names.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
 #include "tests/fuzz/require.h"
@@ -72,7 +82,20 @@ constexpr const char* kWords[] = {"true",
                                   "auto_round:auto_awq",
                                   "auto_round:gptqmodel",
                                   "fp8_per_channel_per_token",
-                                  "nvfp4_awq"};
+                                  "nvfp4_awq",
+                                  "fp4",
+                                  "fp8_e4m3",
+                                  "int8",
+                                  "int4",
+                                  "uint4",
+                                  "q1_0",
+                                  "q2_k",
+                                  "q3_k",
+                                  "iq4_nl",
+                                  "iq4_xs",
+                                  "tq1_0",
+                                  "tq2_0",
+                                  "affine"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.
@@ -111,11 +134,60 @@ void CheckDescribed(const awqd::Format& format, const awqd::Setting& settings,
   const auto codes = tensors.find(format.suffixes.front());
   if (codes == tensors.end() || codes->second.bytes.empty()) return;
   codes->second.bytes = absl::Span<const uint8_t>(nullptr, codes->second.bytes.size());
-  const auto described = format.decode(settings, tensors);
+  const auto described = format.Decode(settings, tensors);
   if (!weight.ok()) return;
   Require(described.ok() && described->codes.empty());
   Require(described->k == weight->k && described->n == weight->n);
   Require(described->scheme == weight->scheme && described->order == weight->order);
+}
+
+void Write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// The tensors of one linear as a file, where their sizes are those of their shapes.
+std::string FileOf(const awqd::Format& format, const awqd::LinearTensors& tensors) {
+  nlohmann::json header = nlohmann::json::object();
+  std::string data;
+  for (const auto& [suffix, tensor] : tensors) {
+    const size_t begin = data.size();
+    data.append(tensor.bytes.begin(), tensor.bytes.end());
+    header[absl::StrCat("l.up", format.separator, suffix)] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
+  }
+  const std::string text = header.dump();
+  std::string out;
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * i)));
+  return out + text + data;
+}
+
+void CheckAccount(const awqd::Format& format, const awqd::Setting& settings,
+                  const awqd::LinearTensors& tensors) {
+  static const std::string folder = [] {
+    std::string pattern = (std::filesystem::temp_directory_path() / "awqd-fuzz-XXXXXX").string();
+    Require(mkdtemp(pattern.data()) != nullptr);
+    std::filesystem::create_directory(pattern + "/m");
+    return pattern;
+  }();
+  nlohmann::json config = {{"quant_method", format.quant_method}};
+  for (const auto& [name, value] : settings.members) {
+    const auto number = nlohmann::json::parse(value.text, nullptr, /*allow_exceptions=*/false);
+    config[name] = number.is_discarded() ? nlohmann::json(value.text) : number;
+  }
+  Write(folder + "/m/config.json", nlohmann::json{{"quantization_config", config}}.dump());
+  Write(folder + "/m/model.safetensors", FileOf(format, tensors));
+  const auto root = awqd::model::RepositoryRoot::Open(folder);
+  const auto checkpoint = awqd::model::Checkpoint::Open(*root, "m");
+  if (!checkpoint.ok()) {
+    Require(absl::IsInvalidArgument(checkpoint.status()) ||
+            absl::IsUnimplemented(checkpoint.status()));
+    return;
+  }
+  Require(checkpoint->tensors().size() == tensors.size());
+  for (const auto& [name, place] : checkpoint->tensors()) {
+    Require(!place.served || place.unserved == nullptr);
+    Require(place.quantised() || !awqd::model::ParseCodes(name, *place.info).certain);
+  }
 }
 
 }  // namespace
@@ -142,12 +214,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     tensor.bytes = storage.back();
     tensors.emplace(std::string(suffix), tensor);
   }
-  const auto weight = format.decode(settings, tensors);
+  const auto weight = format.Decode(settings, tensors);
   if (weight.ok()) {
     CheckDecoded(format, *weight);
   } else {
     Require(weight.status().code() == absl::StatusCode::kInvalidArgument);
   }
   CheckDescribed(format, settings, tensors, weight);
+  if (in.Byte() & 1) CheckAccount(format, settings, tensors);
   return 0;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "kernels/checkpoint/gguf.h"
+#include "kernels/checkpoint/containers/gguf.h"
 #include "kernels/exact.h"
 #include "tests/fuzz/require.h"
 
@@ -24,7 +24,7 @@ awqd::UniqueFd FileOf(const uint8_t* data, size_t size) {
 // The tensor's codes and scales all exist, or it is refused.
 void Decode(const awqd::model::TensorInfo& tensor, absl::Span<const uint8_t> bytes) {
   const auto weight =
-      awqd::kGgufFormat.decode({}, {{"weight", {tensor.dtype, tensor.shape, bytes}}});
+      awqd::kGgufFormat.Decode({}, {{"weight", {tensor.dtype, tensor.shape, bytes}}});
   if (!weight.ok()) {
     Require(weight.status().code() == absl::StatusCode::kInvalidArgument);
     return;
@@ -53,6 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (absl::c_linear_search(awqd::kGgufFormat.code_dtypes, tensor.dtype)) Decode(tensor, bytes);
   }
   Require(covered < static_cast<int64_t>(size));
-  Require(!awqd::model::FormatOfGguf(*gguf).config.note.empty());
+  const awqd::model::TensorMap* const tensors = &gguf->tensors.tensors();
+  Require(!awqd::model::FormatOfGguf(gguf->architecture, {&tensors, 1}).config.note.empty());
   return 0;
 }

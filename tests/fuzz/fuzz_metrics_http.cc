@@ -22,6 +22,7 @@
 #include "server/obs/metrics_server.h"
 #include "server/security/access.h"
 #include "tests/fuzz/require.h"
+#include "tests/server/obs/http_get.h"
 
 namespace {
 
@@ -50,7 +51,7 @@ class Ground {
   Ground() {
     access_ = *awqd::security::Access::Create({.tokens = path_});
     server_ = *awqd::obs::MetricsServer::Start(
-        "127.0.0.1:0",
+        awqd::testing::ListenOnLoopback(),
         [](bool) {
           awqd::obs::Snapshot now;
           now.serving = true;
@@ -60,7 +61,7 @@ class Ground {
         [this](const std::vector<std::string>& authorizations) {
           const absl::Status status = access_
                                           ->Admit("metrics", awqd::security::Need::kMetrics,
-                                                  awqd::security::HttpCaller(authorizations))
+                                                  {.authorizations = authorizations})
                                           .status();
           if (status.ok()) let_in_ = true;
           return status;

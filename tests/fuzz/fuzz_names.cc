@@ -150,7 +150,12 @@ void CheckTensorName(absl::string_view name) {
     } else {
       Require(awqd::model::TensorName(*format, split.path, split.suffix) == name);
     }
-    Require(absl::StartsWith(name, awqd::model::ModuleOf(*format, name)));
+  }
+  for (const char* dtype : {"I32", "U8", "F8_E4M3", "Q4_0"}) {
+    awqd::model::TensorInfo tensor;
+    tensor.dtype = dtype;
+    tensor.shape = {8, 8};
+    Require(absl::StartsWith(name, awqd::model::ParseCodes(name, tensor).path));
   }
 }
 
@@ -173,14 +178,27 @@ void CheckShown(absl::string_view text) {
   RequireOneLine(awqd::Quoted(text, 16));
 }
 
+absl::string_view WithoutWrappers(absl::string_view path) {
+  for (absl::string_view rest = path;; path = rest) {
+    const bool wrapped =
+        absl::ConsumePrefix(&rest, "model.") || absl::ConsumePrefix(&rest, "language_model.");
+    if (!wrapped || rest.empty()) return path;
+  }
+}
+
 bool Matches(const awqd::ModulePattern& pattern, absl::string_view path) {
+  absl::string_view text = pattern.text;
+  path = WithoutWrappers(path);
   switch (pattern.kind) {
     case awqd::ModulePattern::Kind::kEvery:
       return true;
-    case awqd::ModulePattern::Kind::kExact:
-      return pattern.text == path;
+    case awqd::ModulePattern::Kind::kPath:
+      text = WithoutWrappers(text);
+      return absl::StartsWith(absl::StrCat(path, "."), absl::StrCat(text, "."));
     case awqd::ModulePattern::Kind::kContains:
-      return absl::StrContains(path, pattern.text);
+      absl::ConsumeSuffix(&text, ".");
+      text = WithoutWrappers(text);
+      return absl::StrContains(absl::StrCat(".", path, "."), absl::StrCat(".", text, "."));
     case awqd::ModulePattern::Kind::kRegex:
       break;  // no other function knows it
   }

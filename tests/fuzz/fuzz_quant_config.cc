@@ -1,8 +1,8 @@
 // Fuzzes the parsers of config.json and of the side files, and the formats that read them.
 #include <cstdint>
 
-#include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/linear_rules.h"
+#include "kernels/checkpoint/quant_settings.h"
 #include "tests/fuzz/require.h"
 
 namespace {
@@ -34,7 +34,7 @@ void CheckParsed(const awqd::Setting& settings) {
       Require(known);
     }
     // A format can decode with the settings that it read: only the tensors are missing.
-    Require(IsInvalid(rule.format->decode(rule.settings, {}).status()));
+    Require(IsInvalid(rule.format->Decode(rule.settings, {}).status()));
   }
   if (rules.ok()) Require(rules->RuleOf("model.layers.0.mlp.up_proj").ok());
 }
@@ -44,7 +44,7 @@ void CheckParsed(const awqd::Setting& settings) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   const auto config = awqd::model::ParseConfigJson(text);
-  if (config.ok() && config->has_value()) CheckParsed(**config);
+  if (config.ok() && config->has_value()) CheckParsed((*config)->settings);
   const auto side = awqd::model::ParseQuantConfigJson(text, "awq");
   if (side.ok()) CheckParsed(*side);
   Require(config.ok() || IsInvalid(config.status()));

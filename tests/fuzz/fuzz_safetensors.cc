@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/checkpoint/safetensors.h"
+#include "kernels/checkpoint/containers/safetensors.h"
 #include "tests/fuzz/require.h"
 
 namespace {

@@ -56,7 +56,7 @@ void CheckIdentities(absl::string_view text) {
     Require(words.size() == 3);
     if (absl::StartsWith(words[2], "cert:")) {
       const security::IdentityPtr found = read->FindCertificate(words[2].substr(5));
-      Require(found != nullptr && found->name == words[0] && !found->roles.empty());
+      Require(found != nullptr && found->name == words[0] && found->roles != security::Roles());
     }
   }
   Require(read->size() == lines);

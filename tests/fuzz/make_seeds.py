@@ -45,21 +45,26 @@ FORMATS = {
     "awq-gemv-fast": (AWQ, ["qweight", "scales", "qzeros", "scaled_zeros", "bias"]),
     "awq-marlin": (AWQ, ["qweight", "scales", "qzeros", "bias"]),
     "gptq-marlin": (["bits", "desc_act", "group_size", "sym"], ["B", "s", "bias"]),
-    "fp8": (["block_k", "block_n"], ["weight", "weight_scale_inv", "weight_scale", "bias"]),
+    "fp8": (["block_k", "block_n"], ["weight", "weight_scale_inv", "weight_scale", "scale", "bias"]),
     "modelopt": (["quant_algo", "group_size"], ["weight", "weight_scale", "weight_scale_2", "pre_quant_scale", "bias"]),
     "bitsandbytes-int8": ([], ["weight", "SCB", "weight_format", "bias"]),
     "hqq": (["nbits", "group_size", "axis"],
             ["W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "bias"]),
+    "quark": (["dtype", "group_size", "pack_method", "qscheme", "scale_format", "symmetric"],
+              ["weight", "weight_scale", "weight_zero_point", "bias"]),
+    "mlx": (["mode", "bits", "group_size", "global_scale"], ["weight", "scales", "biases", "global_scale", "bias"]),
     "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
     "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
 }
 # Types of requests, which inputs have, for those of files.
-STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32"}
+STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32", "U32": "I32"}
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"]
 WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
          "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight", "gemv", "gemv_fast",
          "marlin", "q4_1", "q5_k", "q6_k", "mxfp4", "gptq", "gptq_v2", "gptq_p", "auto_round", "auto_round:auto_gptq",
-         "auto_round:auto_awq", "auto_round:gptqmodel", "fp8_per_channel_per_token", "nvfp4_awq"]
+         "auto_round:auto_awq", "auto_round:gptqmodel", "fp8_per_channel_per_token", "nvfp4_awq", "fp4", "fp8_e4m3",
+         "int8", "int4", "uint4", "q1_0", "q2_k", "q3_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
+         "affine"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
@@ -109,6 +114,8 @@ def linears(folder):
     (length,) = struct.unpack_from("<Q", blob)
     found = {}
     for name, info in json.loads(blob[8:8 + length]).items():
+        if name == "__metadata__":
+            continue
         path, _, suffix = name.rpartition(".")
         begin, end = info["data_offsets"]
         found.setdefault(path, {})[suffix] = (info["dtype"], info["shape"], blob[8 + length + begin:8 + length + end])
@@ -151,7 +158,7 @@ def write_quant_config_seeds():
     for path in sorted([*DATA.rglob("config.json"), *DATA.rglob("quantize_config.json"), *DATA.rglob("hf_quant_config.json")]):
         config = json.loads(path.read_text())
         if path.name == "config.json":
-            config = {key: value for key, value in config.items() if key == "quantization_config"}
+            config = {key: value for key, value in config.items() if key in ("quantization", "quantization_config")}
         text = json.dumps(config, separators=(",", ":"))
         if not config or text in written:
             continue

@@ -11,7 +11,7 @@
 # counts of tokens on both sides of every tile's edge and between. --in_turn: the layers of each
 # model (or --shapes) one after the other, without and with --batch_invariant, to standard output alone.
 # --tiles: every tile that the choice finds within a quarter of the fastest, beside what it expected, to
-# FILE and standard output: what kernels/cuda/sm90a/tile_list_*.h are fitted to. 4300 cases; narrow it.
+# FILE and standard output: what kernels/cuda/sm90a/tile_list.h is fitted to. 4300 cases; narrow it.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

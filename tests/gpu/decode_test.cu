@@ -10,7 +10,7 @@
 namespace awqd::cuda {
 namespace {
 
-constexpr int kOutputs = 18;
+constexpr int kOutputs = 21;
 
 // All conversions of one word with one zero point and one scale.
 AWQD_HD void DecodeAll(uint32_t word, uint32_t z, uint16_t scale, uint32_t* out) {
@@ -20,19 +20,19 @@ AWQD_HD void DecodeAll(uint32_t word, uint32_t z, uint16_t scale, uint32_t* out)
   const uint32_t s = Both(scale);
   const SplitScale split = SplitToBf16(scale);
   const uint32_t sh = split.high, sl = split.low;
-  const Pairs results[4] = {Int4ToFp16(word, {low, high, low, high}, {s, s, s, s}),
-                            Int4ToBf16(word, {low_bf16, high_bf16, low_bf16, high_bf16},
-                                       {sh, sh, sh, sh}, {sl, sl, sl, sl}),
-                            BiasedInt4ToFp16(word), BiasedInt4ToBf16(word)};
-  for (int r = 0; r < 3; ++r) {
+  const Pairs fp16 = Int4MinusZeroFp16(word, {low, high, low, high});
+  const Pairs bf16 = Int4MinusZeroBf16(word, {low_bf16, high_bf16, low_bf16, high_bf16});
+  const Pairs results[4] = {fp16, bf16, ScaleFp16(fp16, {s, s, s, s}),
+                            ScaleBf16(bf16, {sh, sh, sh, sh}, {sl, sl, sl, sl})};
+  for (int r = 0; r < 4; ++r) {
     for (int i = 0; i < 4; ++i) out[4 * r + i] = results[r].v[i];
   }
   uint32_t bytes[2];
-  BiasedInt8ToFp16(word, bytes);
-  out[12] = bytes[0], out[13] = bytes[1];
-  BiasedInt8ToBf16(word, bytes);
-  out[14] = bytes[0], out[15] = bytes[1];
-  out[16] = results[3].v[0], out[17] = Prmt(word, s, z | 0x5310);
+  Int8MinusZeroFp16(word, ByteZeroFp16(Both(z)), bytes);
+  out[16] = bytes[0], out[17] = bytes[1];
+  Int8MinusZeroBf16(word, ByteZeroBf16(Both(z)), bytes);
+  out[18] = bytes[0], out[19] = bytes[1];
+  out[20] = Prmt(word, s, z | 0x5310);
 }
 
 // Thread = (scale, z): the words of a fixed pseudo-random sequence that starts there.

@@ -345,7 +345,7 @@ write_models() {
   for demo in "$root"/tests/data/*/*/{config.json,*.gguf}; do
     demo=$(dirname "$demo")
     name=$(basename "$(dirname "$demo")").$(basename "$demo")
-    [[ $name == awq.* ]] || cp -r "$demo" "$models/$name"
+    [[ $name == awq.* || -e $models/$name ]] || cp -r "$demo" "$models/$name"  # two files: parts of one
   done
   for demo in "$root"/tests/data/*/*.gguf; do  # a file that is a model by itself
     name=$(basename "$(dirname "$demo")").$(basename "$demo" .gguf)

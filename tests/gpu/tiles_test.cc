@@ -20,6 +20,7 @@
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/kernels.h"
 #include "kernels/plan/plan.h"
+#include "tests/testing/find_kernel.h"
 #include "tests/testing/guarded_buffer.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
@@ -89,7 +90,7 @@ class Problem {
         canonical, {.x = {x.data(), dtype, kMostTokens, shape.k}, .bias = canonical.bias.data()});
     x_ = GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value();
     EXPECT_TRUE(x_->Fill(x).ok());
-    const KernelRow& ordered = *FindKernel("sm80/qmatmul_a16");
+    const KernelRow& ordered = *testing::FindKernel("sm80/qmatmul_a16");
     ordered_ = Run(
         kMostTokens, ordered,
         [&](const MatmulArgs& args, StreamView stream) { return ordered.matmul(args, stream); },
@@ -219,9 +220,8 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const KernelRow& row = fixed_order             ? cuda::FixedOrderA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
                                                  : cuda::PersistentA16Row();
-  const auto product = [&, run = fixed_order ? cuda::RunFixedOrderTile : cuda::RunPersistentTile,
-                        of = tile](const MatmulArgs& args, StreamView stream) {
-    return run(args, of, stream);
+  const auto product = [of = tile, fixed = fixed_order](const MatmulArgs& args, StreamView stream) {
+    return cuda::RunTile(args, of, fixed, stream);
   };
   int suited = 0;
   for (int shape : ShapesOf(codes)) {

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "client/half.h"
 #include "gtest/gtest.h"
+#include "kernels/base/half.h"
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/synthetic_awq.h"
 #include "tests/history/history.h"
@@ -106,8 +106,7 @@ class HistoryTest : public testing::Test {
     for (int64_t column = 0; column < kN; ++column) {
       double sum = 0, size = 0;
       for (int64_t row = 0; row < kK; ++row) {
-        const double term =
-            static_cast<double>(x[row]) * client::HalfToFloat(weight.At(row, column));
+        const double term = static_cast<double>(x[row]) * HalfToFloat(weight.At(row, column));
         sum += term;
         size += std::abs(term);
       }
@@ -192,7 +191,8 @@ class HistoryTest : public testing::Test {
 };
 
 TEST_F(HistoryTest, EveryAnswerIsOfAVersionThatWasLive) {
-  ServerProcess server({"--model_repository=" + repository_.path(), "--batch_invariant"});
+  ServerProcess server(
+      {"--model_repository=" + repository_.path(), "--keep_going", "--batch_invariant"});
   ASSERT_TRUE(server.WaitServing()) << server.log();
   ASSERT_NO_FATAL_FAILURE(LearnAnswers(*server.NewClient()));
   changes_.clear();

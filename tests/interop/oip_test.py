@@ -179,6 +179,10 @@ class Oip(unittest.TestCase):
         self.refused("INVALID_ARGUMENT", "parameters[activation_function]: got NONE", "moe/mlp:gated_mlp", [tensor("x", x)])
 
     def test_tensors_in_shared_memory(self):
+        # As Triton's examples begin, those without CUDA too.
+        self.client.unregister_system_shared_memory()
+        self.client.unregister_cuda_shared_memory()
+        self.assertEqual(len(self.client.get_cuda_shared_memory_status().regions), 0)
         x = self.x(3)
         y = self.client.infer(NAME, [tensor("x", x)]).as_numpy("y")
         key = f"awqd-interop-{secrets.token_hex(8)}"

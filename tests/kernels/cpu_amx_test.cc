@@ -77,7 +77,7 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
     return Multiply(product, w, DType::kFp16, m, nullptr);
   }
 
-  CpuDevice device_{1, 0, std::nullopt, false};
+  CpuDevice device_{{.cpu_threads = 1}, std::nullopt};
 };
 
 // From less than a register to all tokens of a task, and ragged counts.

@@ -41,7 +41,7 @@ class CpuIntegers : public ::testing::TestWithParam<int64_t> {
     return Product(weight, *device_, x, 0, m, DType::kFp32);
   }
 
-  const std::shared_ptr<Device> device_ = OpenCpuDevice(0, 0);
+  const std::shared_ptr<Device> device_ = OpenCpuDevice();
 };
 
 // Integers of 11 bits beside small ones, weights without scales, sums below 2^24.

@@ -36,7 +36,7 @@ inline std::unique_ptr<Device> OpenCpuDeviceOf(const char* isa) {
   const char* const inherited = std::getenv("AWQD_CPU_ISA");
   const std::string restore = inherited == nullptr ? "" : inherited;
   EXPECT_EQ(setenv("AWQD_CPU_ISA", isa, 1), 0);
-  auto device = OpenCpuDevice(0, 0);
+  auto device = OpenCpuDevice();
   EXPECT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
   return device;
 }

@@ -40,7 +40,7 @@ HostWeight EveryScaleAndCode(uint16_t most) {
 
 // All finite FP16 scales x all (q, z), against one rounding in software.
 TEST(CpuDequantize, EveryScaleCodeAndZero) {
-  auto device = OpenCpuDevice(0, 0);
+  auto device = OpenCpuDevice();
   HostWeight w = EveryScaleAndCode(0x7bff);
   std::vector<uint16_t> out(w.k * w.n);
   for (int z = 0; z < 16; ++z) {
@@ -88,7 +88,7 @@ constexpr const char* kEveryKind[] = {
     "t4c+fp32",  "t4co+bf16", "w4cm200",     "w3g4z*c"};
 
 TEST(CpuDequantize, EveryCodeOfEveryKind) {
-  auto device = OpenCpuDevice(1, 0);
+  auto device = OpenCpuDevice({.cpu_threads = 1});
   for (const char* text : kEveryKind) {
     const HostWeight w = EveryCode(ParseScheme(text).value());
     const auto weight = PrepareWeight(w, *device);
@@ -113,7 +113,7 @@ TEST(CpuDequantize, EveryCodeOfEveryKind) {
 
 // Every legal kind of weight has rows that are meant to serve it.
 TEST(CpuRows, TheOracleServesNothing) {
-  const DeviceInfo device = OpenCpuDevice(1, 0)->info();
+  const DeviceInfo device = OpenCpuDevice({.cpu_threads = 1})->info();
   int served = 0;
   for (const char* code : {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "e2m1", "e4m3", "t4"}) {
     for (const char* block : {"c", "t", "g1", "g7", "g16", "g48", "b1x8", "b32x32", "b0x3"}) {
@@ -139,7 +139,7 @@ TEST(CpuRows, TheOracleServesNothing) {
 
 // Large results bypass the caches, in other loops than the small results of conformance.
 TEST(CpuDequantize, LargeResultsAreExactToo) {
-  auto device = OpenCpuDevice(2, 0);
+  auto device = OpenCpuDevice({.cpu_threads = 2});
   for (const auto& [k, n, scheme] :
        {std::tuple<int64_t, int64_t, const char*>{1056, 4128, "w4g32z"},
         {1040, 4072, "w4g16z"},
@@ -204,7 +204,7 @@ float RoundedWeight(const HostWeight& w, int64_t row, int64_t col) {
 // of weights are made with roundings of their own; INT16 is multiplied by the code less its
 // zero, and the scale follows.
 TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
-  auto device = OpenCpuDevice(0, 0);
+  auto device = OpenCpuDevice();
   // Larger scales overflow in products, and 0 * infinity from zeros in x would be NaN. Neighbours
   // in a tile are alike, so both ordinary and other blocks of scales occur.
   HostWeight w = EveryScaleAndCode(0x6800);
@@ -228,7 +228,7 @@ TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
 // The same for every code of every kind: the rounding of weights that are multiplied directly
 // differs by one from Dequantize.
 TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
-  auto device = OpenCpuDevice(1, 0);
+  auto device = OpenCpuDevice({.cpu_threads = 1});
   for (const char* text : kEveryKind) {
     HostWeight w = EveryCode(ParseScheme(text).value());
     if (w.scheme.code == CodeKind::kE4m3) {  // a NaN would spoil every sum of its column
@@ -253,7 +253,7 @@ TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
 
 // A row of a batch has the bits that it has alone.
 TEST(CpuQmatmulA16, ARowDoesNotDependOnItsBatch) {
-  auto device = OpenCpuDevice(0, 0);
+  auto device = OpenCpuDevice();
   for (const ProductShape& shape : kProductShapes) {
     const testing::WeightSpec spec = SpecOf(shape);
     const auto weight = PrepareWeight(testing::RandomWeight(spec), *device).value();

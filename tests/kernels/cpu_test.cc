@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using testing::IsOk;
 
 TEST(CpuDevice, KeepsToItsBudget) {
-  auto device = OpenCpuDevice(2, 1000);
+  auto device = OpenCpuDevice({.cpu_threads = 2, .budget_bytes = 1000});
   auto first = device->Allocate(MemoryKind::kDevice, 600);
   ASSERT_THAT(first.status(), IsOk());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first->data()) % 256, 0u);
@@ -57,7 +57,7 @@ TEST(CpuDevice, SeveralHaveIdsAndMemoryOfTheirOwn) {
 }
 
 TEST(CpuDevice, AFailedPrepareLeavesNothingAllocated) {
-  auto device = OpenCpuDevice(1, 4096);
+  auto device = OpenCpuDevice({.cpu_threads = 1, .budget_bytes = 4096});
   testing::WeightSpec spec;
   spec.k = 256;
   EXPECT_EQ(PrepareWeight(testing::RandomWeight(spec), *device).status().code(),

@@ -1,5 +1,5 @@
 // Detects idleness, and returns memory.
-#include "server/idle_memory.h"
+#include "kernels/base/idle_memory.h"
 
 #if defined(AWQD_JEMALLOC)
 #include <jemalloc/jemalloc.h>

@@ -1,6 +1,4 @@
 // The memory that a load frees is reused for its next linear, and returned when the load ends.
-#include "server/model/load_memory.h"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,6 +6,8 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
+
+#include "server/model/readers.h"
 
 namespace awqd::model {
 namespace {

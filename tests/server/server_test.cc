@@ -27,6 +27,7 @@ class ServerTest : public ::testing::Test {
     const std::string repository = ::testing::TempDir() + "/awqd_server_test_repository";
     std::filesystem::create_directories(repository);
     options_.model_repository = repository;
+    options_.keep_going = true;  // the repository is empty
     options_.device = "cpu";
     options_.rpc.transport.addresses = {"127.0.0.1:0"};
     auto server = Server::Create(

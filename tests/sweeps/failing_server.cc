@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/e2e/calls.h"
 #include "tests/e2e/synthetic_awq.h"
 
 namespace awqd::sweeps {
@@ -85,9 +86,7 @@ bool FailingServer::alive() const {
 }
 
 absl::Status FailingServer::Product(const std::string& model) {
-  const auto y = client_->QuantizedMatmul({.weight = client::WeightName{model, "layer"},
-                                           .activations = *client::Tensor::FromFloats(
-                                               v1::FP16, {1, 256}, std::vector<float>(256, 0.5f))});
+  const auto y = client_->QuantizedMatmul(OneToken(model));
   if (!y.ok()) return y.status();
   std::string& right = right_[model == "m" ? 0 : 1];
   if (right.empty()) right = y->output.bytes;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/e2e/calls.h"
 #include "tests/e2e/synthetic_awq.h"
 #include "tests/sweeps/failing_server.h"
 
@@ -31,12 +32,6 @@ class MemorySweepTest : public ::testing::Test {
   }
 
   using Body = std::function<absl::Status()>;
-
-  static client::MatmulCall Named() {
-    return {.weight = client::WeightName{"m", "layer"},
-            .activations =
-                *client::Tensor::FromFloats(v1::FP16, {1, 256}, std::vector<float>(256, 0.5f))};
-  }
 
   // Fails the allocations that `body` causes in the server, one after the other. `repair` loads
   // both models again.
@@ -119,14 +114,14 @@ class MemorySweepTest : public ::testing::Test {
 };
 
 TEST_F(MemorySweepTest, AProduct) {
-  Sweep([&] { return server_.client().QuantizedMatmul(Named()).status(); });
+  Sweep([&] { return server_.client().QuantizedMatmul(OneToken()).status(); });
 }
 
 TEST_F(MemorySweepTest, AStream) {
   Sweep([&]() -> absl::Status {
     const auto stream = server_.client().QuantizedMatmulStream({.timeout = absl::Seconds(10)});
     for (int i = 0; i < 3; ++i) {
-      if (absl::Status sent = stream->Send(Named()); !sent.ok()) break;
+      if (absl::Status sent = stream->Send(OneToken()); !sent.ok()) break;
     }
     (void)stream->CloseSend();
     absl::Status first;
@@ -142,7 +137,7 @@ TEST_F(MemorySweepTest, AStream) {
 TEST_F(MemorySweepTest, AWeightInTheRequest) {
   const auto weight = SyntheticAwq::Random(256, 64, 64, 9).ToPacked();
   Sweep([&] {
-    client::MatmulCall call = Named();
+    client::MatmulCall call = OneToken();
     call.weight = weight;
     return server_.client().QuantizedMatmul(call).status();
   });

@@ -3,13 +3,13 @@
 
 #include <atomic>
 
-#include "server/batching/clock.h"
+#include "absl/time/time.h"
 
 namespace awqd::testing {
 
-class FakeClock final : public batching::Clock {
+class FakeClock {
  public:
-  absl::Time Now() const override { return absl::FromUnixMicros(now_us_.load()); }
+  absl::Time Now() const { return absl::FromUnixMicros(now_us_.load()); }
   void Advance(absl::Duration by) { now_us_ += absl::ToInt64Microseconds(by); }
 
  private:

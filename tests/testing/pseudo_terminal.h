@@ -15,7 +15,8 @@ namespace awqd::testing {
 
 class PseudoTerminal {
  public:
-  explicit PseudoTerminal(unsigned short columns) : master_(posix_openpt(O_RDWR | O_NOCTTY)) {
+  explicit PseudoTerminal(unsigned short columns)
+      : master_(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
     EXPECT_GE(master_, 0);
     EXPECT_EQ(grantpt(master_), 0);
     EXPECT_EQ(unlockpt(master_), 0);

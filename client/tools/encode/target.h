@@ -1,5 +1,4 @@
-// Target: a format that tools write linears in. The way back of kernels/formats, used by nothing
-// that serves.
+// Target: a format that tools write linears in, the inverse of kernels/formats. Only tools use it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,14 +29,14 @@ struct NewTensor {
   std::function<absl::Status(int64_t at, absl::Span<uint8_t> out)> read;
 };
 
-// Of bytes that are there.
+// A tensor of bytes that are in memory.
 NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> shape,
                      std::vector<uint8_t> bytes);
 
-// I32, of words that are there.
+// The same, I32, of words.
 NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<uint32_t> words);
 
-// What the settings of a folder say of a linear.
+// The facts of a linear that the settings of a folder state.
 struct LinearFacts {
   int64_t k = 0, n = 0;
   int bits = 0;
@@ -67,33 +67,76 @@ struct FolderFacts {
   bool search = false;             // with a search for the range
 };
 
+inline constexpr DType kHalfScale[] = {DType::kFp16, DType::kBf16};
+inline constexpr DType kAnyScale[] = {DType::kFp16, DType::kBf16, DType::kFp32};
+
+// The weights that a format can hold, brought into this form where every element keeps its bits:
+// integer codes, a scale for each group of a column, no outer scale, and zeros that are one integer
+// for all (where they happen to be), stored integers, or real ones before the scale.
+struct Limits {
+  absl::Span<const int> widths;                 // of codes, in ascending order
+  absl::Span<const DType> scales = kHalfScale;  // the first that holds all of them is taken
+  bool real_zeros = false;
+  bool order = false;
+  bool short_group = false;  // the last one
+};
+
 struct Target {
   absl::string_view name;
-  // The format whose decode is the inverse; null of "dense".
+  // The format whose Decode is the inverse; null of "dense".
   absl::string_view format;
   // Bits that `quantize` may make for it, and whether zeros may be other than 2^(bits-1).
   absl::Span<const int> widths;
   bool asymmetric = true;
-  // What K and N must be multiples of.
+  // K and N must be multiples of these.
   int64_t k_multiple = 1, n_multiple = 1;
+  Limits limits;  // without widths: it holds every weight
 
-  // INVALID_ARGUMENT naming the part that the format cannot hold: what is encoded has, bit for bit,
-  // the elements of the weight.
-  absl::StatusOr<EncodedLinear> (*encode)(HostWeight weight, const EncodeOptions& options);
+  // Adds the tensors of a weight that is within the limits, but for its bias.
+  absl::Status (*encode)(HostWeight weight, const EncodeOptions& options, EncodedLinear* out);
   // config.json's quantization_config; null of "dense". INVALID_ARGUMENT naming the linear where
   // the settings cannot say what differs between linears.
   absl::StatusOr<nlohmann::ordered_json> (*settings)(const FolderFacts& facts);
+
+  // INVALID_ARGUMENT naming the part that the format cannot hold, what it has and what the format
+  // expects: what is encoded has, bit for bit, the elements of the weight.
+  absl::StatusOr<EncodedLinear> Encode(HostWeight weight, const EncodeOptions& options) const;
 };
 
-extern const Target kAwqTarget;                // awq.cc
-extern const Target kGptqTarget;               // gptq.cc
-extern const Target kCompressedTensorsTarget;  // compressed_tensors.cc
-extern const Target kGemliteTarget;            // gemlite.cc
-extern const Target kFasterTransformerTarget;  // fastertransformer.cc
-extern const Target kDenseTarget;              // dense.cc
+extern const Target kAwqTarget, kGemliteTarget, kFasterTransformerTarget,
+    kDenseTarget;                                           // uniform.cc
+extern const Target kGptqTarget, kCompressedTensorsTarget;  // mixed.cc
 
 absl::Span<const Target* const> AllTargets();
 // Null when there is none of that name.
 const Target* TargetNamed(absl::string_view name);
+
+// --- Functions that several targets share ---
+
+// Packs codes [rows, cols], one to a byte, into words [rows, ceil(cols * bits / 32)], from the low
+// bits on: a code of 3, 5, 6 or 7 bits may go on in the next word. Every row fills its own words.
+std::vector<uint32_t> DenseWords(absl::Span<const uint8_t> codes, int64_t rows, int64_t cols,
+                                 int bits);
+
+// The codes of a weight as words I32 [ceil(K * bits / 32), N], along K.
+std::vector<uint8_t> WordsAlongRows(const HostWeight& weight);
+
+std::vector<uint8_t> BytesOf(absl::Span<const uint32_t> words);
+
+// "F16", "BF16", "F32".
+std::string TypeName(DType dtype);
+
+// The settings' group_size for a format that has one for all linears: -1 where all have one group.
+// INVALID_ARGUMENT naming two linears that differ.
+absl::StatusOr<int64_t> OneGroupSize(const FolderFacts& facts);
+// Likewise the bits of a code.
+absl::StatusOr<int> OneWidth(const FolderFacts& facts);
+
+// Sets "meta" of the settings to how the codes were made, where rounding to nearest made them.
+void SetQuantizer(const FolderFacts& facts, nlohmann::ordered_json* settings);
+
+// Integer codes of a width that is not among `widths` become codes of the least one above it that
+// is stored in as many bits, where there is one. No element changes.
+void Widen(absl::Span<const int> widths, HostWeight* weight);
 
 }  // namespace awqd::tools

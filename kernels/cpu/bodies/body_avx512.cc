@@ -1,8 +1,7 @@
 // The body for AVX-512 F, BW, DQ and VL.
 #include "kernels/cpu/bodies/dequantize_avx512.h"
 #include "kernels/cpu/bodies/integers/column_product.h"
-#include "kernels/cpu/bodies/kv4_load_body.h"
-#include "kernels/cpu/bodies/kv4_store_body.h"
+#include "kernels/cpu/bodies/kv4_body.h"
 #include "kernels/cpu/bodies/product_body.h"
 
 namespace awqd::cpu {

@@ -1,8 +1,7 @@
 // The body for aarch64, whose NEON every such machine has.
 #include "kernels/cpu/bodies/dequantize_body.h"
 #include "kernels/cpu/bodies/integers/panel_product.h"
-#include "kernels/cpu/bodies/kv4_load_body.h"
-#include "kernels/cpu/bodies/kv4_store_body.h"
+#include "kernels/cpu/bodies/kv4_body.h"
 #include "kernels/cpu/bodies/product_body.h"
 
 namespace awqd::cpu {

@@ -51,15 +51,17 @@ inline void MakePairTables(const K16Weight& w, const DequantizeTask& task, int64
     const int64_t tile = task.col_begin / 8 + p / 4;
     float scales[8], zeros[8];
     LoadCells(w, tile, group, scales, zeros);
-    __m512 tables[8];
+    Vec::F tables[8];
     ExactTables(w, scales, zeros, tables);
     if (w.outer != nullptr) {
       for (int c = 0; c < 8; ++c) {
-        tables[c] = _mm512_mul_ps(tables[c], _mm512_set1_ps(w.outer[tile * 8 + c]));
+        tables[c] = Vec::Mul(tables[c], Vec::Set(w.outer[tile * 8 + c]));
       }
     }
     for (int c = 0; c < 8; c += 2) {
-      chunk->tables[p + c / 2] = Vec::Round(tables[c], tables[c + 1], task.out_type);
+      const auto round = [&](const Vec::F& v) { return (__m256i)RoundTo(task.out_type, v.r[0]); };
+      chunk->tables[p + c / 2] =
+          _mm512_inserti64x4(_mm512_castsi256_si512(round(tables[c])), round(tables[c + 1]), 1);
     }
   }
 }

@@ -77,18 +77,17 @@ AWQD_ALWAYS_INLINE inline void StoreRow(int64_t columns, Element type, bool stre
                                         Weights weights) {
   int64_t c = 0;
   if (stream) {
-    const int64_t size = ElementBytes(type);
     for (; c + 32 <= columns; c += 32) {
       const Vec::F a = weights(c), b = weights(c + 16);
-      Vec::Stream32(a, b, type, static_cast<char*>(out) + c * size);
+      Vec::Stream16To(out, type, c, a);
+      Vec::Stream16To(out, type, c + 16, b);
     }
   }
-  for (; c < columns; c += 16) {
-    alignas(64) float v[16];
-    Vec::Store(v, weights(c));
-    Store8Plus(out, type, c, v, nullptr);
-    if (c + 8 < columns) Store8Plus(out, type, c + 8, v + 8, nullptr);
-  }
+  for (; c + 16 <= columns; c += 16) Vec::Store16To(out, type, c, weights(c));
+  if (c == columns) return;
+  alignas(64) float v[16];
+  Vec::Store(v, weights(c));
+  Store8Plus(out, type, c, v, nullptr);
 }
 
 // The same from the values of codes; each step is one rounding.

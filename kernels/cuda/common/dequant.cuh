@@ -1,5 +1,5 @@
 // Integer codes to fp16 and bf16 by bit tricks, exact at every step until the one rounding of the
-// scale.
+// scale; and the 4-bit codes of KV4.
 //
 // Why it works: an fp16 whose exponent field is 0x64 is 1024 + its ten mantissa bits, so OR-ing a
 // code into 0x6400 makes 1024 + code with no conversion; a code four bits higher makes 1024 + 16
@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/kv4_math.h"
 
 namespace awqd::cuda {
 
@@ -26,15 +27,14 @@ struct Pairs {
 // Both halves of a word set to the 16 bits `h`.
 AWQD_HD uint32_t Both(uint32_t h) { return h * 0x00010001u; }
 
-// ---- 4 bits to fp16
-// ----------------------------------------------------------------------------------------------
+// ---- 4 bits to fp16 ----------------------------------------------------------------------------
 
 // Where a pair's two codes lie in a word.
 inline constexpr uint32_t kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
 
-// Of a byte of two zero points, in both halves of a word: the lower one in the form that the decode
-// subtracts from pairs 0 and 2, 1024 + z, and the upper one in that of pairs 1 and 3, whose codes
-// arrive times 16, -(64 + z). Both are exact fp16.
+// Two zero points come in one byte, repeated in both halves of a word. The decode subtracts the
+// lower one from pairs 0 and 2 as 1024 + z. Codes of pairs 1 and 3 arrive times 16, so it adds the
+// upper one to them as -(64 + z). Both forms are exact in fp16.
 AWQD_HD uint32_t LowZeroFp16(uint32_t zeros) { return Lop3<kAndOr>(zeros, kLowCodes, 0x64006400); }
 AWQD_HD uint32_t HighZeroFp16(uint32_t zeros) {
   return Lop3<kAndOr>(zeros, kHighCodes, 0xD400D400);
@@ -51,24 +51,14 @@ AWQD_HD Pairs Int4MinusZeroFp16(uint32_t word, const uint32_t (&zeros)[4]) {
            Fma2Fp16(Lop3<kAndOr>(upper, kHighCodes, kExponent), kSixteenth, zeros[3])}};
 }
 
-// round((q - z) * s): `scales` holds the pairs of s.
-AWQD_HD Pairs Int4ToFp16(uint32_t word, const uint32_t (&zeros)[4], const uint32_t (&scales)[4]) {
-  Pairs out = Int4MinusZeroFp16(word, zeros);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-  for (int i = 0; i < 4; ++i) out.v[i] = Mul2Fp16(out.v[i], scales[i]);
-  return out;
+// round(v * s) of each value: `scales` holds the pairs of s.
+AWQD_HD Pairs ScaleFp16(Pairs values, const uint32_t (&scales)[4]) {
+  AWQD_UNROLL
+  for (int i = 0; i < 4; ++i) values.v[i] = Mul2Fp16(values.v[i], scales[i]);
+  return values;
 }
 
-// Codes stored as value + 8: value = code - 8, in -8..7 (the constants 1032 and -72).
-AWQD_HD Pairs BiasedInt4ToFp16(uint32_t word) {
-  const uint32_t low = 0x64086408, high = 0xD480D480;
-  return Int4MinusZeroFp16(word, {low, high, low, high});
-}
-
-// ---- 4 bits to bf16
-// ----------------------------------------------------------------------------------------------
+// ---- 4 bits to bf16 ----------------------------------------------------------------------------
 
 // A code on its own is a bf16 already: with an exponent field of 0 or 1 the lower eight bits count
 // multiples of 2^-133. The largest power of two, 2^127, makes q / 64 of it, and 2^123 does where
@@ -94,7 +84,7 @@ AWQD_HD Pairs Int4MinusZeroBf16(uint32_t word, const uint32_t (&zeros)[4]) {
 }
 
 // 64 times an fp16 scale as the exact sum of two bf16, each in both halves of a word: `high` its
-// upper 8 significant bits, `low` the 3 that remain. Of infinity and NaN `low` is any finite
+// upper 8 significant bits, `low` the 3 that remain. For infinity and NaN `low` is any finite
 // number.
 struct SplitScale {
   uint32_t high;
@@ -116,36 +106,23 @@ AWQD_HD SplitScale SplitToBf16(uint16_t scale) {
   return {Prmt(bits, 0, 0x3232), Prmt(rest_bits, 0, 0x3232)};
 }
 
-// round((q - z) * s) with one rounding although s has more bits than bf16: (q - z) / 64 * low has
-// at most 7 significant bits and is exact, so the last operation adds it to an exact product and
-// rounds their true sum.
-AWQD_HD Pairs Int4ToBf16(uint32_t word, const uint32_t (&zeros)[4], const uint32_t (&high)[4],
-                         const uint32_t (&low)[4]) {
-  Pairs out = Int4MinusZeroBf16(word, zeros);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+// round(v * s) of each value v = (q - z) / 64, for s split into high + low. Codes of up to 4 bits
+// are rounded once although s has more bits than bf16: v * low has at most 7 significant bits and
+// is exact, so the last operation adds it to an exact product and rounds their true sum. With 8
+// bits the result may be off by a 2^-9th of the low part, a 2^-8th of the scale.
+AWQD_HD Pairs ScaleBf16(Pairs values, const uint32_t (&high)[4], const uint32_t (&low)[4]) {
+  AWQD_UNROLL
   for (int i = 0; i < 4; ++i) {
-    out.v[i] = Fma2Bf16(out.v[i], high[i], Mul2Bf16(out.v[i], low[i]));
+    values.v[i] = Fma2Bf16(values.v[i], high[i], Mul2Bf16(values.v[i], low[i]));
   }
-  return out;
+  return values;
 }
 
-// Codes stored as value + 8, to bf16: 0x4300 makes 128 + code, and 136 is what to subtract.
-AWQD_HD Pairs BiasedInt4ToBf16(uint32_t word) {
-  constexpr uint32_t kExponent = 0x43004300, kBias = 0x43084308;
-  return {{Sub2Bf16(Lop3<kAndOr>(word, kLowCodes, kExponent), kBias),
-           Sub2Bf16(Lop3<kAndOr>(word >> 4, kLowCodes, kExponent), kBias),
-           Sub2Bf16(Lop3<kAndOr>(word >> 8, kLowCodes, kExponent), kBias),
-           Sub2Bf16(Lop3<kAndOr>(word >> 12, kLowCodes, kExponent), kBias)}};
-}
+// ---- 1, 2 and 3 bits ---------------------------------------------------------------------------
 
-// ---- 1, 2 and 3 bits
-// ----------------------------------------------------------------------------------------------
-
-// A word holds pairs too, the second code 16 bits above the first. Of 2 bits, pair p lies at bit 2p
-// (of a step's 8 bits of each half). Of 1 bit, after a rotation, at bit 2p + 2, which is also where
-// the upper bit of a 3-bit code belongs whose lower two come like 2 bits.
+// A word holds pairs too, the second code 16 bits above the first. 2-bit codes of pair p lie at bit
+// 2p of a step's 8 bits of each half. 1-bit codes lie at bit 2p + 2 after a rotation. A 3-bit code
+// has its lower two bits like a 2-bit code and its upper bit like a 1-bit code.
 AWQD_HD constexpr uint32_t TwoBits(int p) { return 0x00030003u << 2 * p; }
 AWQD_HD constexpr uint32_t OneBit(int p) { return 0x00040004u << 2 * p; }
 // 4^-p, as fp16 pairs.
@@ -175,25 +152,19 @@ AWQD_HD void BitZerosFp16(uint32_t both, uint32_t (&zeros)[4]) {
 // bits of each half on the right.
 AWQD_HD Pairs Int2PlusBias(uint32_t low) {
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(low, TwoBits(p), 0x64006400);
   return out;
 }
 AWQD_HD Pairs Int1PlusBias(uint32_t rotated) {
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(rotated, OneBit(p), 0x64006400);
   return out;
 }
 AWQD_HD Pairs Int3PlusBias(uint32_t low, uint32_t rotated) {
   Pairs out = Int1PlusBias(rotated);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(low, TwoBits(p), out.v[p]);
   return out;
 }
@@ -202,9 +173,7 @@ AWQD_HD Pairs Int3PlusBias(uint32_t low, uint32_t rotated) {
 // 0) and of BitZerosFp16 for 1 (kFirst 1).
 template <int kFirst>
 AWQD_HD Pairs MinusZeroFp16(Pairs biased, const uint32_t (&zeros)[4]) {
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {
     biased.v[p] = p + kFirst == 0 ? Sub2Fp16(biased.v[p], zeros[p])
                                   : Fma2Fp16(biased.v[p], QuartersFp16(p + kFirst), zeros[p]);
@@ -215,18 +184,14 @@ AWQD_HD Pairs MinusZeroFp16(Pairs biased, const uint32_t (&zeros)[4]) {
 // (q - z) / 64 of one step, exactly; `zeros` per pair as -z / 64.
 AWQD_HD Pairs Int2MinusZeroBf16(uint32_t low, const uint32_t (&zeros)[4]) {
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) out.v[p] = Fma2Bf16(low & TwoBits(p), FromBf16(p), zeros[p]);
   return out;
 }
 // The bit of pair 3 is a bf16 of exponent field 2 and no mantissa: still 2^8 times the unit.
 AWQD_HD Pairs Int1MinusZeroBf16(uint32_t rotated, const uint32_t (&zeros)[4]) {
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {
     out.v[p] = Fma2Bf16(rotated & OneBit(p), FromBf16(p + 1), zeros[p]);
   }
@@ -234,58 +199,23 @@ AWQD_HD Pairs Int1MinusZeroBf16(uint32_t rotated, const uint32_t (&zeros)[4]) {
 }
 AWQD_HD Pairs Int3MinusZeroBf16(uint32_t low, uint32_t rotated, const uint32_t (&zeros)[4]) {
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {
     uint32_t codes = Lop3<kAndOr>(low, TwoBits(p), rotated & OneBit(p));
-    // Of pair 3 the upper bit passes those that count evenly.
+    // The upper bit of pair 3 lies above the bits that a bf16 denormal has.
     if (p == 3) codes >>= 6;
     out.v[p] = Fma2Bf16(codes, FromBf16(p == 3 ? 0 : p), zeros[p]);
   }
   return out;
 }
 
-// ---- 8 bits
-// ------------------------------------------------------------------------------------------------------
+// ---- 8 bits ------------------------------------------------------------------------------------
 
-// 1024 + code of the four bytes e0 e2 e1 e3 of `word`, as pairs (0,1) and (2,3).
-AWQD_HD void Int8PlusBiasFp16(uint32_t word, uint32_t (&out)[2]) {
-  out[0] = Prmt(word, 0x64646464, 0x5250);
-  out[1] = Prmt(word, 0x64646464, 0x5351);
-}
-
-// q - z, exactly; `zeros` per pair as 1024 + z. q, z in 0..255.
-AWQD_HD void Int8MinusZeroFp16(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&out)[2]) {
-  Int8PlusBiasFp16(word, out);
-  out[0] = Sub2Fp16(out[0], zeros[0]);
-  out[1] = Sub2Fp16(out[1], zeros[1]);
-}
-
-// Bytes stored as value + 128: value in -128..127 (the constant 1152).
-AWQD_HD void BiasedInt8ToFp16(uint32_t word, uint32_t (&out)[2]) {
-  Int8MinusZeroFp16(word, {0x64806480, 0x64806480}, out);
-}
-
-// Bytes stored as value + 128 to bf16 (the fp32 constant 2^23 + 128 = 8388736). Dropping the lower
-// halves is exact: an integer of 8 bits fits the bits that stay.
-AWQD_HD void BiasedInt8ToBf16(uint32_t word, uint32_t (&out)[2]) {
-  const uint32_t order[4] = {0x7650, 0x7652, 0x7651, 0x7653};
-  uint32_t bits[4];
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t magic = Prmt(word, 0x4B000000, order[i]);
-#ifdef __CUDA_ARCH__
-    bits[i] = __float_as_uint(__uint_as_float(magic) - 8388736.0f);
-#else
-    bits[i] = std::bit_cast<uint32_t>(std::bit_cast<float>(magic) - 8388736.0f);
-#endif
-  }
-  // bits[] is e0, e1, e2, e3: the selectors read the bytes in storage order e0 e2 e1 e3.
-  out[0] = Prmt(bits[0], bits[1], 0x7632);
-  out[1] = Prmt(bits[2], bits[3], 0x7632);
+// q - z of the pairs (0,1) and (2,3), exactly; `zero`: 1024 + z. q, z in 0..255.
+AWQD_HD void Int8MinusZeroFp16(uint32_t word, uint32_t zero, uint32_t (&out)[2]) {
+  const uint32_t first = Prmt(word, 0x64646464, 0x5250), second = Prmt(word, 0x64646464, 0x5351);
+  out[0] = Sub2Fp16(first, zero);
+  out[1] = Sub2Fp16(second, zero);
 }
 
 // A byte on its own is a bf16 as well: q 2^-133, and 2^127 makes q / 64 of it. So (q - z) / 64 of
@@ -300,5 +230,25 @@ AWQD_HD void Int8MinusZeroBf16(uint32_t word, uint32_t zero, uint32_t (&out)[2])
 // take it.
 AWQD_HD uint32_t ByteZeroFp16(uint32_t both) { return both | 0x64006400; }
 AWQD_HD uint32_t ByteZeroBf16(uint32_t both) { return Mul2Bf16(both, kFromLowBf16 | kMinusZero2); }
+
+// ---- KV4 ---------------------------------------------------------------------------------------
+
+// A code is the low bits of 2^23 + code.
+AWQD_HD float Kv4CodeToFloat(uint32_t code) {
+  return kv4::Add(kv4::FloatOf(0x4B000000u | code), -0x1p23f);
+}
+
+// QServe's fused form of 8 codes in sequence, element 0 in the lowest bits: fma(u, factor, addend)
+// in FP16. `factor` and `addend` hold their number twice. One mask finds the pairs (0, 4), (1, 5),
+// (2, 6) and (3, 7), which are put in order at the end. 17 operations.
+AWQD_HD Pairs FusedKv4Word(uint32_t word, uint32_t factor, uint32_t addend) {
+  constexpr uint32_t kLowZero = 0x64006400, kHighZero = 0xD400D400;  // 1024 and -64
+  constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;
+  const Pairs u = Int4MinusZeroFp16(word, {kLowZero, kHighZero, kLowZero, kHighZero});
+  const uint32_t v04 = Fma2Fp16(u.v[0], factor, addend), v15 = Fma2Fp16(u.v[1], factor, addend);
+  const uint32_t v26 = Fma2Fp16(u.v[2], factor, addend), v37 = Fma2Fp16(u.v[3], factor, addend);
+  return {{Prmt(v04, v15, kLowHalves), Prmt(v26, v37, kLowHalves), Prmt(v04, v15, kHighHalves),
+           Prmt(v26, v37, kHighHalves)}};
+}
 
 }  // namespace awqd::cuda

@@ -1,12 +1,9 @@
-// Finish: the bias, the activation function and the one rounding, where a row leaves FP32 sums. And
-// the rows of a decoded block in the order of in-features.
+// The epilogue: adds the bias, applies the activation function and rounds once, where a row leaves
+// FP32 sums. It also brings the rows of a decoded block into the order of in-features.
 //
-// All stream through memory once, one element per thread and step, coalesced along columns.
-#include <algorithm>
-
-#include "kernels/base/math.h"
-#include "kernels/cuda/common/activate.cuh"
+// Both stream through memory once, one element per thread and step, coalesced along columns.
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -14,15 +11,9 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxGridY = 65535;
-
-dim3 Grid(int64_t cols, int64_t rows) {
-  return {static_cast<unsigned>(CeilDiv(cols, kThreads)),
-          static_cast<unsigned>(std::min(rows, kMaxGridY))};
-}
 
 // `sums` and `y` may be the same memory: each element is read and written by one thread.
-__global__ __launch_bounds__(kThreads) void FinishKernel(EpilogueArgs a) {
+__global__ __launch_bounds__(kThreads) void EpilogueKernel(EpilogueArgs a) {
   const int64_t col = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (col >= a.cols) return;
   for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
@@ -52,18 +43,19 @@ __global__ __launch_bounds__(kThreads) void ReorderKernel(ReorderArgs a) {
 
 }  // namespace
 
-absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView stream) {
+absl::Status RunEpilogue(const EpilogueArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const LaunchConfig config{
-      .grid = Grid(args.cols, args.rows), .block = kThreads, .stream = stream};
-  return Launch<FinishKernel>("common/finish", config, args);
+      .grid = GridOfRows(args.cols, args.rows, kThreads), .block = kThreads, .stream = stream};
+  return Launch<EpilogueKernel>("common/epilogue", config, args);
 }
 
-absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView stream) {
+absl::Status ReorderRows(const ReorderArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
-  const LaunchConfig config{.grid = Grid(args.cols, args.k), .block = kThreads, .stream = stream};
-  return args.element_bytes == 4 ? Launch<ReorderKernel<uint32_t>>("common/reorder", config, args)
-                                 : Launch<ReorderKernel<uint16_t>>("common/reorder", config, args);
+  const LaunchConfig config{
+      .grid = GridOfRows(args.cols, args.k, kThreads), .block = kThreads, .stream = stream};
+  return args.element_bytes == 4 ? Launch<ReorderKernel<uint32_t>>("common/epilogue", config, args)
+                                 : Launch<ReorderKernel<uint16_t>>("common/epilogue", config, args);
 }
 
 }  // namespace awqd::cuda
@@ -71,9 +63,9 @@ absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView stream)
 namespace awqd {
 
 const Steps& CudaSteps() {
-  static const Steps steps = {cuda::TokensAreReady, cuda::PrologueBytes, cuda::Stage,
-                              cuda::Finish,         cuda::Reorder,       cuda::Gather,
-                              cuda::Gate,           cuda::Combine};
+  static const Steps steps = {cuda::NeedsNoPrologue, cuda::PrologueBytes, cuda::RunPrologue,
+                              cuda::RunEpilogue,     cuda::ReorderRows,   cuda::GatherRows,
+                              cuda::MultiplyByUp,    cuda::CombineRows};
   return steps;
 }
 

@@ -6,10 +6,9 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
-#include "kernels/cuda/common/activate.cuh"
-#include "kernels/cuda/common/half_rows.cuh"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -18,14 +17,7 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxGridY = 65535;
 constexpr int64_t kMaxBlocks = int64_t{1} << 16;
-
-// Columns across, rows down: a block of rows that are too many for the grid takes several.
-dim3 Grid(int64_t cols, int64_t rows) {
-  return {static_cast<unsigned>(CeilDiv(cols, kThreads)),
-          static_cast<unsigned>(std::min(rows, kMaxGridY))};
-}
 
 // `units`: of T in a row.
 template <typename T>
@@ -56,24 +48,6 @@ __device__ __forceinline__ float4 Gated(const GateArgs& a, int64_t at) {
 
 __device__ __forceinline__ float FiniteMagnitude(float v) {
   return fabsf(v) <= kLargestFloat ? fabsf(v) : 0;
-}
-
-// The larger magnitude of the kTeam threads of a row, the same in every one: a warp, or all threads
-// of the block.
-template <int kTeam>
-__device__ float LargestOfTeam(float largest) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  }
-  if constexpr (kTeam > 32) {
-    __shared__ float by_warp[kTeam / 32];
-    if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kTeam / 32; ++w) largest = fmaxf(largest, by_warp[w]);
-  }
-  return largest;
 }
 
 // Short rows are for a warp, eight to a block: a team that waits for itself after every few
@@ -120,7 +94,7 @@ absl::Status LaunchGateToHalf(const GateArgs& args, StreamView stream) {
                             .block = TeamThreads(kTeam),
                             .shared_bytes = kKeeps ? kRows * args.cols * int64_t{sizeof(float)} : 0,
                             .stream = stream};
-  return Launch<GateToHalfKernel<kTeam, kKeeps>>("common/gate", config, args);
+  return Launch<GateToHalfKernel<kTeam, kKeeps>>("common/experts", config, args);
 }
 
 // The bits of the CPU: no fused multiply-adds.
@@ -183,8 +157,9 @@ __global__ __launch_bounds__(kThreads) void CombineKernel(CombineArgs a, int64_t
 template <int kWide>
 absl::Status LaunchCombine(const CombineArgs& args, StreamView stream) {
   const int64_t units = args.cols / kWide;
-  const LaunchConfig config{.grid = Grid(units, args.count), .block = kThreads, .stream = stream};
-  return Launch<CombineKernel<kWide>>("common/combine", config, args, units);
+  const LaunchConfig config{
+      .grid = GridOfRows(units, args.count, kThreads), .block = kThreads, .stream = stream};
+  return Launch<CombineKernel<kWide>>("common/experts", config, args, units);
 }
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -192,13 +167,14 @@ bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 template <typename T>
 absl::Status LaunchGather(const GatherArgs& args, StreamView stream) {
   const int64_t units = args.row_bytes / static_cast<int64_t>(sizeof(T));
-  const LaunchConfig config{.grid = Grid(units, args.count), .block = kThreads, .stream = stream};
-  return Launch<GatherKernel<T>>("common/gather", config, args, units);
+  const LaunchConfig config{
+      .grid = GridOfRows(units, args.count, kThreads), .block = kThreads, .stream = stream};
+  return Launch<GatherKernel<T>>("common/experts", config, args, units);
 }
 
 }  // namespace
 
-absl::Status Gather(const GatherArgs& args, Device& device, StreamView stream) {
+absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   if (args.row_bytes % 16 == 0 && Aligned(args.in) && Aligned(args.out)) {
     return LaunchGather<uint4>(args, stream);
@@ -207,7 +183,7 @@ absl::Status Gather(const GatherArgs& args, Device& device, StreamView stream) {
                                  : LaunchGather<uint8_t>(args, stream);
 }
 
-absl::Status Gate(const GateArgs& args, Device& device, StreamView stream) {
+absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   if (args.half != nullptr) {
     constexpr int64_t kMostKept = 24 * 1024;  // columns, two blocks of a multiprocessor
@@ -219,11 +195,11 @@ absl::Status Gate(const GateArgs& args, Device& device, StreamView stream) {
                                   : LaunchGateToHalf<1024, false>(args, stream);
   }
   const auto blocks = static_cast<unsigned>(std::min(CeilDiv(args.count, kThreads), kMaxBlocks));
-  return Launch<GateKernel>("common/gate", {.grid = blocks, .block = kThreads, .stream = stream},
+  return Launch<GateKernel>("common/experts", {.grid = blocks, .block = kThreads, .stream = stream},
                             args);
 }
 
-absl::Status Combine(const CombineArgs& args, Device& device, StreamView stream) {
+absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   // Few elements are few threads already.
   constexpr int64_t kManyElements = int64_t{1} << 18;

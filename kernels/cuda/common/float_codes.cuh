@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
-#include "kernels/cuda/common/pair_table.h"
 
 namespace awqd::cuda {
 
@@ -26,14 +25,12 @@ AWQD_HD uint32_t NibbleSigns(uint32_t word, int p) { return word << (12 - 4 * p)
 AWQD_HD Pairs E2m1ToFp16(uint32_t word) {
   constexpr uint32_t kBelowTwo = 0x3E3C3800, kFromTwo = 0x46444240;
   const uint32_t magnitudes = word & 0x77777777;
-  const uint32_t stream_k = Prmt(kBelowTwo, kFromTwo, magnitudes);
+  const uint32_t even = Prmt(kBelowTwo, kFromTwo, magnitudes);
   const uint32_t odd = Prmt(kBelowTwo, kFromTwo, magnitudes >> 16);
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {
-    const uint32_t bytes = Prmt(stream_k, odd, 0x4808 + 0x1111 * p);
+    const uint32_t bytes = Prmt(even, odd, 0x4808 + 0x1111 * p);
     out.v[p] = Lop3<kAndOr>(NibbleSigns(word, p), kSigns, bytes);
   }
   return out;
@@ -43,9 +40,7 @@ AWQD_HD Pairs E2m1ToFp16(uint32_t word) {
 AWQD_HD Pairs E2m1ToBf16(uint32_t word) {
   constexpr uint32_t kMagnitudes = 0x01C001C0, kBack = 0x7E807E80;
   Pairs out;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+  AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {
     const uint32_t at = p < 2 ? word << (6 - 4 * p) : word >> (4 * p - 6);
     const uint32_t bits = Lop3<kAndOr>(NibbleSigns(word, p), kSigns, at & kMagnitudes);
@@ -79,7 +74,24 @@ AWQD_HD uint32_t E4m3PairToBf16(uint32_t pair) {
 AWQD_HD uint32_t LowerBytes(uint32_t word) { return word << 8; }
 AWQD_HD uint32_t UpperBytes(uint32_t word) { return word; }
 
+// A lane's fragment of one step. `low`: the word of row lane / 4. `high`: that of row lane / 4 + 8.
+template <bool kBf16>
+AWQD_HD Pairs E4m3ToPairs(uint32_t low, uint32_t high) {
+  const auto convert = [](uint32_t pair) {
+    return kBf16 ? E4m3PairToBf16(pair) : E4m3PairToFp16(pair);
+  };
+  Pairs out;
+  out.v[0] = convert(LowerBytes(low)), out.v[2] = convert(UpperBytes(low));
+  out.v[1] = convert(LowerBytes(high)), out.v[3] = convert(UpperBytes(high));
+  return out;
+}
+
 // ---- tables ------------------------------------------------------------------------------------
+
+// The table has all pairs of two codes, so that one look-up brings two weights, and a copy of each
+// for every lane, 4 bytes in the lane's own bank of shared memory, so that no two lanes meet.
+inline constexpr int kPairTableRow = 32 * 4;  // bytes: the copies of one pair
+inline constexpr int kPairTableBytes = 256 * kPairTableRow;
 
 // Where the pairs p of a word of 4-bit codes lie in the table: its row is that of the code at k % 2
 // = 0 plus 16 times the other.
@@ -87,10 +99,10 @@ AWQD_HD void PairRows(uint32_t word, uint32_t (&rows)[4]) {
   constexpr int kSelect = 0xCA;                        // a ? b : c, bit by bit
   constexpr uint32_t kFirst = 0x0f0f * kPairTableRow;  // of two pairs, eight bits apart
   constexpr uint32_t kRow = 0xff * kPairTableRow;
-  const uint32_t stream_k = Lop3<kSelect>(kFirst, word << 7, word >> 5);
+  const uint32_t even = Lop3<kSelect>(kFirst, word << 7, word >> 5);
   const uint32_t odd = Lop3<kSelect>(kFirst, word << 3, word >> 9);
-  rows[0] = stream_k & kRow, rows[1] = odd & kRow;
-  rows[2] = stream_k >> 8 & kRow, rows[3] = odd >> 8 & kRow;
+  rows[0] = even & kRow, rows[1] = odd & kRow;
+  rows[2] = even >> 8 & kRow, rows[3] = odd >> 8 & kRow;
 }
 
 }  // namespace awqd::cuda

@@ -12,7 +12,7 @@
 
 namespace awqd::cuda {
 
-// Of row lane / 4, and of row lane / 4 + 8.
+// The bytes of row lane / 4, and of row lane / 4 + 8.
 struct StepBytes {
   uint32_t low, high;
 };
@@ -36,7 +36,7 @@ AWQD_HD StepBytes Int3Bytes(uint32_t halves, uint32_t rotated) {
   return {two.low | one.low << 2, two.high | one.high << 2};
 }
 
-// What codes of up to 4 bits are added to: 128 - zero in every byte.
+// 128 - zero in every byte, to be added to codes of up to 4 bits.
 AWQD_HD uint32_t BelowZero(uint32_t zero) { return 0x80808080u - zero * 0x01010101u; }
 
 // code - zero as signed bytes, of BelowZero: no byte carries into the next.
@@ -50,7 +50,7 @@ AWQD_HD uint32_t MinusHalfBytes(uint32_t codes) { return codes ^ 0x80808080u; }
 inline constexpr int kIntegerRun = 16;         // in-features that are reordered among themselves
 inline constexpr int64_t kIntegerBlock = 128;  // rows of x are padded to a multiple
 
-// The in-feature, of a run, at place `at` of a staged run: lane after lane of c.
+// The in-feature of a run that the prologue puts at place `at`: lane after lane of c.
 AWQD_HD constexpr int IntegerSource(int at) { return at / 4 * 2 + at % 4 / 2 + at % 2 * 8; }
 
 }  // namespace awqd::cuda

@@ -1,5 +1,5 @@
-// What KV4's store and load share on CUDA devices: how rows are divided among lanes, elements, and
-// where scales are.
+// Shared by KV4's store and load on CUDA devices: how rows are divided among lanes, how elements
+// are read and written, and where scales are.
 //
 // A few lanes of a warp, a power of two, take a row: what one head has of one token. A lane takes
 // words of 8 elements, 16 bytes of FP16 and 4 bytes of codes, so that neighbours read and write

@@ -1,12 +1,12 @@
 // KV4's load on CUDA devices (kernels/kv4.h). kv4.cuh says how rows are divided, and with what
 // limits.
+#include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/kv4.cuh"
-#include "kernels/cuda/common/kv4_codes.cuh"
 
 namespace awqd::cuda {
 namespace {
 
-// What a row's codes are decoded with.
+// The scale and the zero that decode a row's codes.
 struct Decode {
   float scale, zero;        // exact
   uint32_t factor, addend;  // fused: twice the same FP16 number

@@ -15,7 +15,7 @@ __device__ __forceinline__ void WidenByFinite(float v, kv4::Range* range) {
   if (kv4::IsFinite(v)) Widen(v, range);
 }
 
-// Of all lanes of a row.
+// The range of all lanes of a row.
 __device__ __forceinline__ kv4::Range Together(kv4::Range range, int lanes) {
   for (int step = lanes / 2; step > 0; step /= 2) {
     range.min = kv4::Smaller(__shfl_xor_sync(kFullWarp, range.min, step), range.min);

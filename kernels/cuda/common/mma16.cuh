@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
+#include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/layouts/mma16.h"
@@ -103,7 +104,7 @@ struct LaneCodes<3> {
   LaneCodes<2> low;
   LaneCodes<1> high;
 
-  // Of the lower plane; the upper one's lanes are half as far apart.
+  // In the lower plane. Lanes of the upper plane are half as far apart.
   static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 8; }
   __device__ __forceinline__ void Load(uint32_t at) {
     low.Load(at);
@@ -139,83 +140,58 @@ __device__ __forceinline__ uint32_t LoadZeros(uint32_t address) {
 
 // ---- arithmetic --------------------------------------------------------------------------------
 
-// q - z of a lane's fragment in fp16, exactly.
-template <int kBits>
+// q - z of a lane's fragment, exactly: in fp16, or in bf16 as (q - z) / 64.
+template <int kBits, bool kBf16>
 __device__ __forceinline__ Pairs MinusZero(const LaneCodes<kBits>& codes, int step,
                                            const uint32_t (&zeros)[4]) {
   if constexpr (kBits == 4) {
-    return Int4MinusZeroFp16(codes.Word(step), zeros);
+    const uint32_t word = codes.Word(step);
+    return kBf16 ? Int4MinusZeroBf16(word, zeros) : Int4MinusZeroFp16(word, zeros);
   } else if constexpr (kBits == 8) {
     Pairs out;
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
+      const uint32_t word = codes.Word(step, upper), zero = zeros[upper];
       uint32_t pairs[2];
-      Int8MinusZeroFp16(codes.Word(step, upper), {zeros[upper], zeros[upper]}, pairs);
+      kBf16 ? Int8MinusZeroBf16(word, zero, pairs) : Int8MinusZeroFp16(word, zero, pairs);
       out.v[upper] = pairs[0], out.v[2 + upper] = pairs[1];
     }
     return out;
   } else if constexpr (kBits == 2) {
-    return MinusZeroFp16<0>(Int2PlusBias(codes.Low(step)), zeros);
+    const uint32_t low = codes.Low(step);
+    return kBf16 ? Int2MinusZeroBf16(low, zeros) : MinusZeroFp16<0>(Int2PlusBias(low), zeros);
   } else if constexpr (kBits == 1) {
-    return MinusZeroFp16<1>(Int1PlusBias(codes.Rotated(step)), zeros);
+    const uint32_t bits = codes.Rotated(step);
+    return kBf16 ? Int1MinusZeroBf16(bits, zeros) : MinusZeroFp16<1>(Int1PlusBias(bits), zeros);
   } else {
-    return MinusZeroFp16<0>(Int3PlusBias(codes.low.Low(step), codes.high.Rotated(step)), zeros);
-  }
-}
-
-// (q - z) / 64 in bf16, exactly.
-template <int kBits>
-__device__ __forceinline__ Pairs MinusZeroOf64(const LaneCodes<kBits>& codes, int step,
-                                               const uint32_t (&zeros)[4]) {
-  if constexpr (kBits == 4) {
-    return Int4MinusZeroBf16(codes.Word(step), zeros);
-  } else if constexpr (kBits == 8) {
-    Pairs out;
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      uint32_t pairs[2];
-      Int8MinusZeroBf16(codes.Word(step, upper), zeros[upper], pairs);
-      out.v[upper] = pairs[0], out.v[2 + upper] = pairs[1];
-    }
-    return out;
-  } else if constexpr (kBits == 2) {
-    return Int2MinusZeroBf16(codes.Low(step), zeros);
-  } else if constexpr (kBits == 1) {
-    return Int1MinusZeroBf16(codes.Rotated(step), zeros);
-  } else {
-    return Int3MinusZeroBf16(codes.low.Low(step), codes.high.Rotated(step), zeros);
+    const uint32_t low = codes.low.Low(step), high = codes.high.Rotated(step);
+    return kBf16 ? Int3MinusZeroBf16(low, high, zeros)
+                 : MinusZeroFp16<0>(Int3PlusBias(low, high), zeros);
   }
 }
 
 // A lane's two zeros as the pairs of MinusZero take them.
-template <int kBits>
-__device__ __forceinline__ void ExpandZerosFp16(uint32_t bits, uint32_t (&zeros)[4]) {
-  const uint32_t both = Both(bits);
-  if constexpr (kBits == 4) {
-    zeros[0] = zeros[2] = LowZeroFp16(both), zeros[1] = zeros[3] = HighZeroFp16(both);
-  } else if constexpr (kBits == 8) {
-    zeros[0] = zeros[2] = ByteZeroFp16(Prmt(bits, 0, 0x4040));
-    zeros[1] = zeros[3] = ByteZeroFp16(Prmt(bits, 0, 0x4141));
-  } else if constexpr (kBits == 1) {
-    BitZerosFp16(both, zeros);
-  } else {
-    PairZerosFp16(both, zeros);
-  }
-}
-
-// The same for MinusZeroOf64.
-template <int kBits>
-__device__ __forceinline__ void ExpandZerosBf16(uint32_t bits, uint32_t (&zeros)[4]) {
+template <int kBits, bool kBf16>
+__device__ __forceinline__ void ExpandZeros(uint32_t bits, uint32_t (&zeros)[4]) {
   if constexpr (kBits == 8) {
-    zeros[0] = zeros[2] = ByteZeroBf16(Prmt(bits, 0, 0x4040));
-    zeros[1] = zeros[3] = ByteZeroBf16(Prmt(bits, 0, 0x4141));
-  } else {
+    const auto zero = [](uint32_t both) { return kBf16 ? ByteZeroBf16(both) : ByteZeroFp16(both); };
+    zeros[0] = zeros[2] = zero(Prmt(bits, 0, 0x4040));
+    zeros[1] = zeros[3] = zero(Prmt(bits, 0, 0x4141));
+  } else if constexpr (kBf16 || kBits == 4) {
     const uint32_t both = Both(bits);
-    zeros[0] = zeros[2] = LowZeroBf16(both), zeros[1] = zeros[3] = HighZeroBf16(both);
+    zeros[0] = zeros[2] = kBf16 ? LowZeroBf16(both) : LowZeroFp16(both);
+    zeros[1] = zeros[3] = kBf16 ? HighZeroBf16(both) : HighZeroFp16(both);
+  } else {
+    kBits == 1 ? BitZerosFp16(Both(bits), zeros) : PairZerosFp16(Both(bits), zeros);
   }
 }
 
-// What decodes a lane's two rows: zeros and scales as the pairs of a fragment expect them.
+template <bool kBf16>
+__device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0, uint32_t b1) {
+  kBf16 ? MmaBf16(d, a.v, b0, b1) : MmaFp16(d, a.v, b0, b1);
+}
+
+// Zeros and scales that decode a lane's two rows, as the pairs of a fragment expect them.
 struct LaneMetaFp16 {
   uint32_t zeros[4];
   uint32_t scales[4];
@@ -227,8 +203,8 @@ struct LaneMetaBf16 {
   uint32_t low[4];
 };
 
-// The arithmetic of one activation type with one kind of records: how fragments are decoded and
-// multiplied. Of bare records the sums are short of the scale, and with bf16 of 64 (mma16.h).
+// How fragments are decoded for one type of activations and one kind of records. The sums of bare
+// records still lack the scale, and with bf16 a factor of 64 (mma16.h).
 template <class Record>
 struct Fp16Math {
   using X = uint16_t;
@@ -238,7 +214,7 @@ struct Fp16Math {
 
   static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
     Meta out;
-    ExpandZerosFp16<kBits>(bits.zeros, out.zeros);
+    ExpandZeros<kBits, kBf16>(bits.zeros, out.zeros);
     if constexpr (!Record::kBare) {
       out.scales[0] = out.scales[2] = Prmt(bits.scales, 0, 0x1010);
       out.scales[1] = out.scales[3] = Prmt(bits.scales, 0, 0x3232);
@@ -247,16 +223,8 @@ struct Fp16Math {
   }
   static __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step,
                                                  const Meta& meta) {
-    Pairs out = MinusZero<kBits>(codes, step, meta.zeros);
-    if constexpr (!Record::kBare) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out.v[i] = Mul2Fp16(out.v[i], meta.scales[i]);
-    }
-    return out;
-  }
-  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
-                                             uint32_t b1) {
-    MmaFp16(d, a.v, b0, b1);
+    const Pairs out = MinusZero<kBits, kBf16>(codes, step, meta.zeros);
+    return Record::kBare ? out : ScaleFp16(out, meta.scales);
   }
 };
 
@@ -269,7 +237,7 @@ struct Bf16Math {
 
   static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
     Meta out;
-    ExpandZerosBf16<kBits>(bits.zeros, out.zeros);
+    ExpandZeros<kBits, kBf16>(bits.zeros, out.zeros);
     if constexpr (!Record::kBare) {
       const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
       out.high[0] = out.high[2] = s0.high, out.high[1] = out.high[3] = s1.high;
@@ -277,22 +245,10 @@ struct Bf16Math {
     }
     return out;
   }
-  // Of up to 4 bits the sum is rounded once: (q - z) / 64 * low is exact. Of 8 it may be off by a
-  // 2^-9th of the low part, a 2^-8th of the scale.
   static __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step,
                                                  const Meta& meta) {
-    Pairs out = MinusZeroOf64<kBits>(codes, step, meta.zeros);
-    if constexpr (!Record::kBare) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        out.v[i] = Fma2Bf16(out.v[i], meta.high[i], Mul2Bf16(out.v[i], meta.low[i]));
-      }
-    }
-    return out;
-  }
-  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
-                                             uint32_t b1) {
-    MmaBf16(d, a.v, b0, b1);
+    const Pairs out = MinusZero<kBits, kBf16>(codes, step, meta.zeros);
+    return Record::kBare ? out : ScaleBf16(out, meta.high, meta.low);
   }
 };
 
@@ -302,10 +258,10 @@ struct LaneMetaOfSums {
   float scales[2];  // of rows lane / 4 and lane / 4 + 8
 };
 
-// Both of the above with the scale of a group outside the sum over its rows: fragments are q - z,
-// of BF16 (q - z) / 64, both exact, and the consumer multiplies the FP32 sums of a group by
-// Meta::scales. Decoding eight weights of 4 bits takes 9 instructions instead of 13 and 17, each
-// sum one more for each group, and no weight is rounded.
+// The same with the scale of a group outside the sum over its rows. Fragments are the exact results
+// of MinusZero, and the consumer multiplies the FP32 sums of a group by Meta::scales. Decoding
+// eight weights of 4 bits takes 9 instructions instead of 13 (FP16) and 17 (BF16). Each sum takes
+// one more for each group, and no weight is rounded.
 template <class Record, bool kBf16_>
 struct ScaledSumsMath {
   using X = uint16_t;
@@ -317,36 +273,70 @@ struct ScaledSumsMath {
   static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
     constexpr float kUnit = kBf16 ? 64 : 1;
     Meta out;
-    if constexpr (kBf16) {
-      ExpandZerosBf16<kBits>(bits.zeros, out.zeros);
-    } else {
-      ExpandZerosFp16<kBits>(bits.zeros, out.zeros);
-    }
+    ExpandZeros<kBits, kBf16>(bits.zeros, out.zeros);
     out.scales[0] = Fp16ToFloat(static_cast<uint16_t>(bits.scales)) * kUnit;
     out.scales[1] = Fp16ToFloat(static_cast<uint16_t>(bits.scales >> 16)) * kUnit;
     return out;
   }
   static __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step,
                                                  const Meta& meta) {
-    if constexpr (kBf16) {
-      return MinusZeroOf64<kBits>(codes, step, meta.zeros);
-    } else {
-      return MinusZero<kBits>(codes, step, meta.zeros);
-    }
-  }
-  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
-                                             uint32_t b1) {
-    if constexpr (kBf16) {
-      MmaBf16(d, a.v, b0, b1);
-    } else {
-      MmaFp16(d, a.v, b0, b1);
-    }
+    return MinusZero<kBits, kBf16>(codes, step, meta.zeros);
   }
 };
 
 // The zeros of bare records, all alike, as a meta has them.
 __device__ __forceinline__ LaneMetaBits BareMeta(int zero) {
   return {0, static_cast<uint32_t>(zero) * 0x0101u};
+}
+
+// ---- bytes, for products of INT8 activations ---------------------------------------------------
+
+// The codes of one step of a lane as bytes.
+template <int kBits>
+__device__ __forceinline__ StepBytes BytesOf(const LaneCodes<kBits>& codes, int step) {
+  if constexpr (kBits == 8) {
+    return {codes.Word(step, 0), codes.Word(step, 1)};
+  } else if constexpr (kBits == 4) {
+    return Int4Bytes(codes.Word(step));
+  } else if constexpr (kBits == 2) {
+    return Int2Bytes(codes.Low(step));
+  } else if constexpr (kBits == 1) {
+    return Int1Bytes(codes.Rotated(step));
+  } else {
+    return Int3Bytes(codes.low.Low(step), codes.high.Rotated(step));
+  }
+}
+
+// A lane's two zeros in every byte.
+template <int kBits>
+__device__ __forceinline__ StepBytes ZeroBytes(uint32_t zeros) {
+  if constexpr (kBits == 8) {
+    return {Prmt(zeros, 0, 0), Prmt(zeros, 0, 0x1111)};
+  } else {
+    return {(zeros & 15) * 0x01010101u, (zeros >> 4 & 15) * 0x01010101u};
+  }
+}
+
+// code - zero of two steps of a lane as signed bytes, the A operand of an instruction that takes 32
+// of K. For 8 bits it is code - 128: the rest, zero - 128, does not fit beside it.
+template <int kBits>
+__device__ __forceinline__ void DecodeSigned(const LaneCodes<kBits>& codes, int step,
+                                             StepBytes below, uint32_t (&a)[4]) {
+  const StepBytes first = BytesOf<kBits>(codes, step), second = BytesOf<kBits>(codes, step + 1);
+  if constexpr (kBits == 8) {
+    a[0] = MinusHalfBytes(first.low), a[1] = MinusHalfBytes(first.high);
+    a[2] = MinusHalfBytes(second.low), a[3] = MinusHalfBytes(second.high);
+  } else {
+    a[0] = MinusZeroBytes(first.low, below.low), a[1] = MinusZeroBytes(first.high, below.high);
+    a[2] = MinusZeroBytes(second.low, below.low), a[3] = MinusZeroBytes(second.high, below.high);
+  }
+}
+
+// A lane's two zeros as DecodeSigned takes them.
+template <int kBits>
+__device__ __forceinline__ StepBytes BelowZeros(uint32_t zeros) {
+  if constexpr (kBits == 8) return {};
+  return {BelowZero(zeros & 15), BelowZero(zeros >> 4 & 15)};
 }
 
 }  // namespace awqd::cuda

@@ -1,4 +1,4 @@
-// What the rows of layout "mma16" have in common on the host's side.
+// Shared by the rows of layout "mma16" on the host's side: units of sums, claims, dispatch by bits.
 #pragma once
 
 #include "kernels/layouts/mma16.h"
@@ -6,20 +6,20 @@
 
 namespace awqd::cuda {
 
-// Records without scales decode to bf16 as 64ths of integers (dequant.cuh): what their sums are
-// still to be multiplied by.
+// Records without scales decode to bf16 as 64ths of integers (dequant.cuh): the factor that their
+// sums lack.
 inline constexpr float kBareUnitBf16 = 64;
 
 // E4M3 decodes to FP16 as 256ths (float_codes.cuh).
 inline constexpr float kE4m3UnitFp16 = 256;
 
-// What sums of bare records are to be multiplied by beside the scale.
+// The factor that sums of bare records lack beside the scale.
 inline float UnitOfBare(CodeKind code, DType x) {
   if (code == CodeKind::kE4m3) return x == DType::kFp16 ? kE4m3UnitFp16 : 1;
   return x == DType::kBf16 ? kBareUnitBf16 : 1;
 }
 
-// What the layout does not hold it refuses. Integer codes.
+// Integer codes with integer zeros. The layout itself refuses what it does not hold.
 inline Claims Mma16Claims() {
   return {.bits = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 8,
           .scales = kFloatingMask | MaskOf(DType::kInt8),
@@ -27,7 +27,15 @@ inline Claims Mma16Claims() {
           .column_blocks = false};
 }
 
-// Those, and real zeros.
+// The same for codes of these widths alone.
+inline constexpr uint32_t kFourBits = 1u << 4, kEightBits = 1u << 8;
+inline Claims Mma16ClaimsOfBits(uint32_t bits) {
+  Claims out = Mma16Claims();
+  out.bits = bits;
+  return out;
+}
+
+// All widths, and real zeros.
 inline Claims Mma16ClaimsOfIntegers() {
   Claims out = Mma16Claims();
   out.zeros |= kRealZeros;
@@ -35,12 +43,42 @@ inline Claims Mma16ClaimsOfIntegers() {
   return out;
 }
 
-// Those, and all codes that are no integers.
+// The same, and all codes that are no integers.
 inline Claims Mma16ClaimsOfAnyCode() {
   Claims out = Mma16ClaimsOfIntegers();
   out.codes |= MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kTable);
   out.scales |= MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0);
   return out;
+}
+
+// Calls fn.operator()<kBits>() for codes of `bits` bits: 1, 2, 3, 4 or 8.
+template <class Fn>
+absl::Status ForBits(int bits, Fn fn) {
+  switch (bits) {
+    case 1:
+      return fn.template operator()<1>();
+    case 2:
+      return fn.template operator()<2>();
+    case 3:
+      return fn.template operator()<3>();
+    case 4:
+      return fn.template operator()<4>();
+    default:
+      return fn.template operator()<8>();
+  }
+}
+
+// Calls fn.operator()<kType>() for FP16, BF16 or FP32.
+template <class Fn>
+absl::Status ForFloatingType(DType dtype, Fn fn) {
+  switch (dtype) {
+    case DType::kFp16:
+      return fn.template operator()<DType::kFp16>();
+    case DType::kBf16:
+      return fn.template operator()<DType::kBf16>();
+    default:
+      return fn.template operator()<DType::kFp32>();
+  }
 }
 
 }  // namespace awqd::cuda

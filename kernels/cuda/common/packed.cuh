@@ -14,6 +14,13 @@
 #define AWQD_HD inline
 #endif
 
+// Unrolls the next loop in device code.
+#ifdef __CUDA_ARCH__
+#define AWQD_UNROLL _Pragma("unroll")
+#else
+#define AWQD_UNROLL
+#endif
+
 namespace awqd::cuda {
 
 namespace host {

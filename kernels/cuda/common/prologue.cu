@@ -1,13 +1,13 @@
-// Stage: what is done to activations before a row of the registry reads them. Order and factor of
-// the weight, and for tensor cores 16 bits, rows that begin on 16 bytes, zeros behind them.
+// The prologue, which runs before a row of the registry reads activations. It applies the order and
+// the factor of the weight. For tensor cores it converts to 16 bits or to INT8, with rows that
+// begin on 16 bytes and zeros behind them.
 #include <algorithm>
 
 #include "kernels/base/math.h"
-#include "kernels/cuda/common/half_rows.cuh"
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/packed.cuh"
-#include "kernels/cuda/common/prologue_ordered.h"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -41,25 +41,17 @@ struct Reader {
 
 // The largest finite magnitude of a row, the same in every thread.
 __device__ float LargestFinite(const Reader& x, int64_t row) {
-  __shared__ float by_warp[kThreads / 32];
   float largest = 0;
   for (int64_t i = threadIdx.x; i < x.k; i += kThreads) {
     const float v = fabsf(x.At(row, i));
     if (v <= kLargestFloat) largest = fmaxf(largest, v);
   }
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  }
-  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (int w = 0; w < kThreads / 32; ++w) largest = fmaxf(largest, by_warp[w]);
-  return largest;
+  return LargestOfTeam<kThreads>(largest);
 }
 
-// FP32 rows become fp16 times a power of two of their own, in `scale` (half_rows.cuh). Block = one
-// row.
-__global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out, int64_t stride,
-                                                        float* scale) {
+// FP32 rows become FP16 times a power of two of their own, in `scale` (steps.cuh). Block = one row.
+__global__ __launch_bounds__(kThreads) void ConvertToFp16(Reader x, uint16_t* out, int64_t stride,
+                                                          float* scale) {
   LaunchDependents();
   const int64_t row = blockIdx.x;
   const int exponent = HalfExponent(LargestFinite(x, row));
@@ -70,13 +62,13 @@ __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out,
   if (threadIdx.x == 0) scale[row] = ldexpf(1.0f, exponent);
 }
 
-// Elements of a row that a thread stages where nothing of the row has to be known before.
+// Elements of a row that a thread converts where nothing of the row has to be known before.
 constexpr int kRun = 8;
 
 // Thread = a run of a row in its own type, zero from K to the stride; blockIdx.x = the row, so that
 // one long row is as quick as many. `wide`: runs of 16-bit elements lie on 16 bytes.
-__global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, int64_t stride,
-                                                         bool wide) {
+__global__ __launch_bounds__(kThreads) void CopyRows(Reader x, void* out, int64_t stride,
+                                                     bool wide) {
   LaunchDependents();
   const int64_t row = blockIdx.x;
   const int64_t first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kRun;
@@ -109,15 +101,15 @@ __global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, in
   }
 }
 
-absl::Status LaunchInPlace(const Reader& x, int64_t rows, void* out, int64_t stride,
-                           StreamView stream) {
+absl::Status LaunchCopyRows(const Reader& x, int64_t rows, void* out, int64_t stride,
+                            StreamView stream) {
   const bool wide = stride % kRun == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
   const int64_t runs = CeilDiv(stride, int64_t{kRun});
   const LaunchConfig config{.grid = {static_cast<unsigned>(rows),
                                      static_cast<unsigned>(CeilDiv(runs, int64_t{kThreads}))},
                             .block = kThreads,
                             .stream = stream};
-  return Launch<StageInPlace>("common/stage", config, x, out, stride, wide);
+  return Launch<CopyRows>("common/prologue", config, x, out, stride, wide);
 }
 
 // ---- rows of INT8 -------------------------------------------------------------------------------
@@ -140,7 +132,7 @@ __device__ __forceinline__ uint4 ReorderRun(const uint4& run) {
 }
 
 // Thread = a run of 16 elements, blockIdx.x = the row, so that one long row is as quick as many.
-__global__ __launch_bounds__(kThreads) void StageIntegers(const __grid_constant__ IntegerRows s) {
+__global__ __launch_bounds__(kThreads) void CopyIntegers(const __grid_constant__ IntegerRows s) {
   LaunchDependents();
   const int64_t row = blockIdx.x;
   const int64_t first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kIntegerRun;
@@ -157,13 +149,13 @@ __global__ __launch_bounds__(kThreads) void StageIntegers(const __grid_constant_
   }
 }
 
-absl::Status LaunchIntegers(const IntegerRows& rows, int64_t count, StreamView stream) {
+absl::Status LaunchCopyIntegers(const IntegerRows& rows, int64_t count, StreamView stream) {
   const int64_t runs = CeilDiv(rows.stride, int64_t{kIntegerRun});
   const LaunchConfig config{.grid = {static_cast<unsigned>(count),
                                      static_cast<unsigned>(CeilDiv(runs, int64_t{kThreads}))},
                             .block = kThreads,
                             .stream = stream};
-  return Launch<StageIntegers>("common/stage", config, rows);
+  return Launch<CopyIntegers>("common/prologue", config, rows);
 }
 
 // ---- floating rows to INT8 ----------------------------------------------------------------------
@@ -251,9 +243,9 @@ struct Int8Rows {
   bool wide;
 };
 
-// Floating rows become INT8 and a scale, as PrologueArgs says. Block = one row, a thread takes runs of
-// 16. A row that has no more runs than the block has threads is read once.
-__global__ __launch_bounds__(kMostRunThreads) void StageAsInt8(Reader x, Int8Rows to) {
+// Floating rows become INT8 and a scale, as PrologueArgs says. Block = one row, a thread takes runs
+// of 16. A row that has no more runs than the block has threads is read once.
+__global__ __launch_bounds__(kMostRunThreads) void QuantizeRows(Reader x, Int8Rows to) {
   LaunchDependents();
   const int64_t row = blockIdx.x, step = int64_t{blockDim.x} * kIntegerRun;
   const int64_t mine = threadIdx.x * kIntegerRun;
@@ -280,56 +272,57 @@ __global__ __launch_bounds__(kMostRunThreads) void StageAsInt8(Reader x, Int8Row
   if (threadIdx.x == 0) to.scales[row] = finite ? scale : __int_as_float(0x7fc00000);
 }
 
-absl::Status LaunchAsInt8(const Reader& x, int64_t rows, const Int8Rows& to, StreamView stream) {
+absl::Status LaunchQuantizeRows(const Reader& x, int64_t rows, const Int8Rows& to,
+                                StreamView stream) {
   const int64_t runs = CeilDiv(to.stride, int64_t{kIntegerRun});
   const LaunchConfig config{
       .grid = static_cast<unsigned>(rows),
       .block = static_cast<unsigned>(std::min<int64_t>(RoundUp(runs, 32), kMostRunThreads)),
       .stream = stream};
-  return Launch<StageAsInt8>("common/stage", config, x, to);
+  return Launch<QuantizeRows>("common/prologue", config, x, to);
 }
 
 bool RowsOnSixteenBytes(const ConstMatrixView& x) {
   return x.cols * SizeOf(x.dtype) % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-bool IsIntegers(Staged want) {
-  return want == Staged::kTensorCoreIntegers || want == Staged::kQuantized;
+bool IsIntegers(InputForm form) {
+  return form == InputForm::kTensorCoreIntegers || form == InputForm::kQuantized;
 }
 
-int64_t Stride(Staged want, int64_t k) {
-  if (want == Staged::kTensorCoreIntegers) return RoundUp(k, kIntegerBlock);
-  return want == Staged::kTensorCore ? RoundUp(k, 8) : k;
+int64_t Stride(InputForm form, int64_t k) {
+  if (form == InputForm::kTensorCoreIntegers) return RoundUp(k, kIntegerBlock);
+  return form == InputForm::kTensorCore ? RoundUp(k, 8) : k;
 }
 
 }  // namespace
 
-bool TokensAreReady(Staged want, const ConstMatrixView& x) {
-  if (want == Staged::kAny) return true;
-  if (want == Staged::kTensorCoreIntegers) return false;
-  if (want == Staged::kQuantized) return x.dtype == DType::kInt8;
+bool NeedsNoPrologue(InputForm form, const ConstMatrixView& x) {
+  if (form == InputForm::kAny) return true;
+  if (form == InputForm::kTensorCoreIntegers) return false;
+  if (form == InputForm::kQuantized) return x.dtype == DType::kInt8;
   return x.dtype != DType::kFp32 && x.cols % 8 == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-int64_t PrologueBytes(Staged want, int64_t m, int64_t k) {
-  const int64_t element = want == Staged::kAny ? 4 : IsIntegers(want) ? 1 : 2;
-  return RoundUp(m * Stride(want, k) * element, 256) + RoundUp(m * 4, 256);
+int64_t PrologueBytes(InputForm form, int64_t m, int64_t k) {
+  const int64_t element = form == InputForm::kAny ? 4 : IsIntegers(form) ? 1 : 2;
+  return RoundUp(m * Stride(form, k) * element, 256) + RoundUp(m * 4, 256);
 }
 
-absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device,
-                   StreamView stream) {
+absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& device,
+                         StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const ConstMatrixView& x = args.x;
-  const int64_t stride = Stride(args.want, x.cols);
+  const int64_t stride = Stride(args.form, x.cols);
   const LaunchConfig config{
       .grid = static_cast<unsigned>(x.rows), .block = kThreads, .stream = stream};
   const Reader reader = {x.data, x.dtype, args.order, args.factor, x.cols};
-  const bool reordered = args.want == Staged::kTensorCoreIntegers;
+  const bool reordered = args.form == InputForm::kTensorCoreIntegers;
   out->x = {args.out, x.dtype, x.rows, x.cols};
   out->stride = stride;
   if (x.dtype == DType::kInt8) {
-    return LaunchIntegers(
+    return LaunchCopyIntegers(
         {.x = static_cast<const int8_t*>(x.data),
          .order = args.order,
          .k = x.cols,
@@ -343,35 +336,35 @@ absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device
     return reinterpret_cast<float*>(static_cast<char*>(args.out) +
                                     RoundUp(x.rows * stride * element, 256));
   };
-  if (IsIntegers(args.want)) {
+  if (IsIntegers(args.form)) {
     out->x.dtype = DType::kInt8;
     float* const scales = scales_at(1);
     out->scale = scales;
     // Rows of K elements on 16 bytes, in their order.
     const bool wide = args.order == nullptr && args.factor == nullptr && RowsOnSixteenBytes(x);
-    return LaunchAsInt8(reader, x.rows,
-                        {.out = static_cast<int8_t*>(args.out),
-                         .stride = stride,
-                         .scales = scales,
-                         .given = args.scales,
-                         .reordered = reordered,
-                         .wide = wide},
-                        stream);
+    return LaunchQuantizeRows(reader, x.rows,
+                              {.out = static_cast<int8_t*>(args.out),
+                               .stride = stride,
+                               .scales = scales,
+                               .given = args.scales,
+                               .reordered = reordered,
+                               .wide = wide},
+                              stream);
   }
-  if (args.want == Staged::kAny || x.dtype != DType::kFp32) {
+  if (args.form == InputForm::kAny || x.dtype != DType::kFp32) {
     const OrderedRows ordered = {static_cast<const uint16_t*>(x.data), args.order, x.rows, x.cols,
                                  static_cast<uint16_t*>(args.out),     stride};
-    if (args.want == Staged::kTensorCore && args.order != nullptr && args.factor == nullptr &&
+    if (args.form == InputForm::kTensorCore && args.order != nullptr && args.factor == nullptr &&
         CanRunPrologueOrdered(ordered, device.info())) {
       return PrologueOrdered(ordered, device.info(), stream);
     }
-    return LaunchInPlace(reader, x.rows, args.out, stride, stream);
+    return LaunchCopyRows(reader, x.rows, args.out, stride, stream);
   }
   out->x.dtype = DType::kFp16;
   float* const scale = scales_at(2);
   out->scale = scale;
-  return Launch<StageAsFp16>("common/stage", config, reader, static_cast<uint16_t*>(args.out),
-                             stride, scale);
+  return Launch<ConvertToFp16>("common/prologue", config, reader, static_cast<uint16_t*>(args.out),
+                               stride, scale);
 }
 
 }  // namespace awqd::cuda

@@ -1,4 +1,4 @@
-// Stage for a weight with an order.
+// The prologue of a weight with an order.
 //
 // A row is read into shared memory as it lies and gathered from there: 32 lanes that gather 16 bits
 // each from global memory take 32 sectors, from shared memory three or four turns. A block takes
@@ -8,9 +8,8 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
-#include "kernels/cuda/common/attributes.h"
-#include "kernels/cuda/common/prologue_ordered.h"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
 namespace awqd::cuda {
@@ -84,7 +83,8 @@ __device__ __forceinline__ void WriteRuns(const Work& work, int64_t row, int64_t
 
 // blockIdx.x = kRows rows, blockIdx.y = work.runs runs of them.
 template <int kRows>
-__global__ __launch_bounds__(kThreads) void StageOrderedKernel(const __grid_constant__ Work work) {
+__global__ __launch_bounds__(kThreads) void PrologueOrderedKernel(
+    const __grid_constant__ Work work) {
   extern __shared__ __align__(16) uint16_t shared[];
   LaunchDependents();
   const int64_t row = int64_t{blockIdx.x} * kRows;
@@ -115,14 +115,12 @@ absl::Status LaunchRows(const OrderedRows& rows, const DeviceInfo& device, Strea
                      .padded = RoundUp(rows.k, int64_t{kRun}),
                      .runs = static_cast<int>(CeilDiv(runs, parts)),
                      .wide = rows.k % kRun == 0 && reinterpret_cast<uintptr_t>(rows.x) % 16 == 0};
-  const Attributes attributes = OverlappedLaunch(device);
   const LaunchConfig config{.grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(parts)},
                             .block = kThreads,
                             .shared_bytes = SharedBytes(rows.k, kRows),
                             .stream = stream,
-                            .attributes = attributes.list,
-                            .attribute_count = attributes.count};
-  return Launch<StageOrderedKernel<kRows>>("common/stage", config, work);
+                            .attributes = OverlappedLaunch(device)};
+  return Launch<PrologueOrderedKernel<kRows>>("common/prologue_ordered", config, work);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
 #include "kernels/cuda/core/error.h"
 
 namespace awqd::cuda {
@@ -63,17 +64,10 @@ CublasLt Load() {
 }
 
 absl::StatusCode CodeOf(cublasStatus_t status) {
-  switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-      return absl::StatusCode::kOk;
-    case CUBLAS_STATUS_ALLOC_FAILED:
-      return absl::StatusCode::kResourceExhausted;
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-    case CUBLAS_STATUS_ARCH_MISMATCH:
-      return absl::StatusCode::kUnimplemented;
-    default:
-      return absl::StatusCode::kInternal;
-  }
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return absl::StatusCode::kResourceExhausted;
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH
+             ? absl::StatusCode::kUnimplemented
+             : absl::StatusCode::kInternal;
 }
 
 }  // namespace
@@ -92,8 +86,7 @@ absl::StatusOr<cublasLtHandle_t> CublasLtHandle() {
   const auto found = handles->find(CurrentDevice());
   if (found != handles->end()) return found->second;
   cublasLtHandle_t handle = nullptr;
-  const absl::Status status = ToStatus(lt.create(&handle), "cublasLtCreate");
-  if (!status.ok()) return status;
+  AWQD_RETURN_IF_ERROR(ToStatus(lt.create(&handle), "cublasLtCreate"));
   handles->emplace(CurrentDevice(), handle);
   return handle;
 }

@@ -13,7 +13,6 @@
 #include "kernels/base/status.h"
 #include "kernels/cuda/core/cublaslt.h"
 #include "kernels/cuda/core/error.h"
-#include "kernels/cuda/core/probe.h"
 
 namespace awqd::cuda {
 namespace {
@@ -113,10 +112,17 @@ absl::Status SetArchitecture(DeviceInfo* info) {
   return absl::OkStatus();
 }
 
-absl::Status CheckStream(StreamView stream) {
-  if (stream.handle != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "copy: got the null stream, expected a stream of Device::CreateStream");
+absl::Status Copy(int index, void* to, const void* from, int64_t bytes, cudaMemcpyKind kind,
+                  StreamView stream) {
+  if (stream.handle == nullptr) {
+    return absl::InvalidArgumentError(
+        "copy: got the null stream, expected a stream of Device::CreateStream");
+  }
+  if (bytes == 0) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(UseDevice(index));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind,
+                                            static_cast<cudaStream_t>(stream.handle)));
+  return absl::OkStatus();
 }
 
 class CudaStream final : public Stream {
@@ -232,24 +238,12 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateCopyStream() {
 
 absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t bytes,
                                       StreamView stream) {
-  AWQD_RETURN_IF_ERROR(CheckStream(stream));
-  if (bytes == 0) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
-  AWQD_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes),
-                                            cudaMemcpyHostToDevice,
-                                            static_cast<cudaStream_t>(stream.handle)));
-  return absl::OkStatus();
+  return Copy(info_.index, device, host, bytes, cudaMemcpyHostToDevice, stream);
 }
 
 absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t bytes,
                                     StreamView stream) {
-  AWQD_RETURN_IF_ERROR(CheckStream(stream));
-  if (bytes == 0) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
-  AWQD_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes),
-                                            cudaMemcpyDeviceToHost,
-                                            static_cast<cudaStream_t>(stream.handle)));
-  return absl::OkStatus();
+  return Copy(info_.index, host, device, bytes, cudaMemcpyDeviceToHost, stream);
 }
 
 bool CudaDevice::healthy() const { return !Poisoned(info_.index); }

@@ -44,6 +44,13 @@ class CudaDevice final : public Device {
   const std::shared_ptr<DeviceMemory> memory_;
 };
 
+// Asks what code this binary holds for the thread's device, without launching anything: returns the
+// compute capability x 10 (80, 90) that the code was compiled for, less than the device's own where
+// the driver translates portable code. UNIMPLEMENTED when there is no code for it. All folders but
+// sm90a, whose rows ask for 9.0 itself, are compiled for the same architectures, so that one kernel
+// speaks for all.
+absl::StatusOr<int> ProbeKernelImage();
+
 // The reason why no GPU `index` can be used with that driver, or empty. Pure, so that it is tested
 // without one: versions as CUDA spells them (13000), 0 for no driver; `gpus` < 0 when the driver
 // gave no count.

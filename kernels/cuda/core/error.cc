@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 namespace awqd::cuda {
@@ -35,63 +36,54 @@ void NotePoisoned() {
   (void)cudaGetLastError();
 }
 
+// Errors after which the context is lost.
+constexpr cudaError_t kSticky[] = {cudaErrorECCUncorrectable,
+                                   cudaErrorNvlinkUncorrectable,
+                                   cudaErrorContained,
+                                   cudaErrorIllegalAddress,
+                                   cudaErrorLaunchTimeout,
+                                   cudaErrorContextIsDestroyed,
+                                   cudaErrorAssert,
+                                   cudaErrorHardwareStackError,
+                                   cudaErrorIllegalInstruction,
+                                   cudaErrorMisalignedAddress,
+                                   cudaErrorInvalidAddressSpace,
+                                   cudaErrorInvalidPc,
+                                   cudaErrorLaunchFailure,
+                                   cudaErrorTensorMemoryLeak,
+                                   cudaErrorExternalDevice,
+                                   cudaErrorMpsClientTerminated,
+                                   cudaErrorUnknown};
+
+// No device, no driver, driver too old, busy.
+constexpr cudaError_t kUnusable[] = {cudaErrorNoDevice,
+                                     cudaErrorInvalidDevice,
+                                     cudaErrorInsufficientDriver,
+                                     cudaErrorCallRequiresNewerDriver,
+                                     cudaErrorStubLibrary,
+                                     cudaErrorDevicesUnavailable,
+                                     cudaErrorDeviceNotLicensed,
+                                     cudaErrorInitializationError,
+                                     cudaErrorSystemNotReady,
+                                     cudaErrorSystemDriverMismatch,
+                                     cudaErrorCompatNotSupportedOnDevice};
+
+// No machine code for the GPU.
+constexpr cudaError_t kNoCode[] = {
+    cudaErrorNoKernelImageForDevice, cudaErrorInvalidKernelImage,  cudaErrorInvalidPtx,
+    cudaErrorUnsupportedPtxVersion,  cudaErrorJitCompilerNotFound, cudaErrorJitCompilationDisabled,
+    cudaErrorInvalidDeviceFunction};
+
 absl::StatusCode CodeOf(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return absl::StatusCode::kOk;
-    case cudaErrorMemoryAllocation:
-      return absl::StatusCode::kResourceExhausted;
-    case cudaErrorNoDevice:
-    case cudaErrorInvalidDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorCallRequiresNewerDriver:
-    case cudaErrorStubLibrary:
-    case cudaErrorDevicesUnavailable:
-    case cudaErrorDeviceNotLicensed:
-    case cudaErrorInitializationError:
-    case cudaErrorSystemNotReady:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-      return absl::StatusCode::kFailedPrecondition;
-    case cudaErrorNoKernelImageForDevice:
-    case cudaErrorInvalidKernelImage:
-    case cudaErrorInvalidPtx:
-    case cudaErrorUnsupportedPtxVersion:
-    case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled:
-    case cudaErrorInvalidDeviceFunction:
-      return absl::StatusCode::kUnimplemented;
-    default:
-      return absl::StatusCode::kInternal;
-  }
+  if (error == cudaErrorMemoryAllocation) return absl::StatusCode::kResourceExhausted;
+  if (absl::c_linear_search(kUnusable, error)) return absl::StatusCode::kFailedPrecondition;
+  if (absl::c_linear_search(kNoCode, error)) return absl::StatusCode::kUnimplemented;
+  return absl::StatusCode::kInternal;
 }
 
 }  // namespace
 
-bool IsSticky(cudaError_t error) {
-  switch (error) {
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorContextIsDestroyed:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case cudaErrorTensorMemoryLeak:
-    case cudaErrorExternalDevice:
-    case cudaErrorMpsClientTerminated:
-    case cudaErrorUnknown:
-      return true;
-    default:
-      return false;
-  }
-}
+bool IsSticky(cudaError_t error) { return absl::c_linear_search(kSticky, error); }
 
 absl::Status ToStatus(cudaError_t error, absl::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();

@@ -1,11 +1,31 @@
 // Launches through cudaLaunchKernelExC and checks them at once.
 #include "kernels/cuda/core/launch.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
 
 namespace awqd::cuda {
+
+LaunchAttributes OverlappedLaunch(const DeviceInfo& device, int cluster) {
+  LaunchAttributes out;
+  if (device.arch < 90) return out;
+  if (cluster > 1) {
+    out.list[out.count].id = cudaLaunchAttributeClusterDimension;
+    out.list[out.count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  out.list[out.count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  out.list[out.count++].val.programmaticStreamSerializationAllowed = 1;
+  return out;
+}
+
+dim3 GridOfRows(int64_t cols, int64_t rows, int64_t threads) {
+  constexpr int64_t kMostRows = 65535;
+  return {static_cast<unsigned>(CeilDiv(cols, threads)),
+          static_cast<unsigned>(std::min(rows, kMostRows))};
+}
 
 absl::Status LaunchKernel(const void* kernel, absl::string_view name, const LaunchConfig& config,
                           void** args) {
@@ -24,8 +44,8 @@ absl::Status LaunchKernel(const void* kernel, absl::string_view name, const Laun
   native.blockDim = b;
   native.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes);
   native.stream = Native(config.stream);
-  native.attrs = const_cast<cudaLaunchAttribute*>(config.attributes);
-  native.numAttrs = static_cast<unsigned>(config.attribute_count);
+  native.attrs = const_cast<cudaLaunchAttribute*>(config.attributes.list);
+  native.numAttrs = static_cast<unsigned>(config.attributes.count);
   const cudaError_t error = cudaLaunchKernelExC(&native, kernel, args);
   if (error == cudaSuccess) return absl::OkStatus();
   return Report(error, absl::StrCat("launch of ", name));

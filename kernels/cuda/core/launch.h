@@ -23,15 +23,27 @@ namespace awqd::cuda {
 
 inline cudaStream_t Native(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 
+// Clusters, and starts that overlap the kernel before. A kernel launched with attributes must call
+// WaitForEarlierKernels in every block before it touches anything but weights.
+struct LaunchAttributes {
+  cudaLaunchAttribute list[2] = {};
+  int count = 0;
+};
+
+// `cluster`: blocks along x that share memory; 1 for none. Empty below sm_90.
+LaunchAttributes OverlappedLaunch(const DeviceInfo& device, int cluster = 1);
+
 struct LaunchConfig {
   dim3 grid;
   dim3 block;
   int64_t shared_bytes = 0;
   StreamView stream;
-  // Optional further attributes (clusters, programmatic launch); not owned.
-  const cudaLaunchAttribute* attributes = nullptr;
-  int attribute_count = 0;
+  LaunchAttributes attributes;
 };
+
+// The grid of a kernel whose blocks have `threads` columns of one row each. A grid holds 65535 rows
+// at most: blocks then step over the rows.
+dim3 GridOfRows(int64_t cols, int64_t rows, int64_t threads);
 
 // The untyped core of Launch. INVALID_ARGUMENT for a null stream (that would be the default stream)
 // or an empty grid; a launch that CUDA refuses is reported with `name`.

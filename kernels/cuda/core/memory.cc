@@ -90,7 +90,7 @@ bool DeviceMemory::Reserve(int64_t bytes) {
   return true;
 }
 
-absl::StatusOr<void*> DeviceMemory::Take(cudaMemPool_t pool, int64_t bytes) {
+absl::StatusOr<void*> DeviceMemory::AllocateFrom(cudaMemPool_t pool, int64_t bytes) {
   void* data = nullptr;
   if (pool == nullptr) {
     AWQD_CUDA_RETURN_IF_ERROR(cudaMalloc(&data, AtLeastOne(bytes)));
@@ -108,7 +108,7 @@ absl::StatusOr<Buffer> DeviceMemory::Allocate(MemoryKind kind, int64_t bytes) {
   AWQD_RETURN_IF_ERROR(UseDevice(device_));
   if (!Reserve(bytes)) return NoRoom(bytes);
   const cudaMemPool_t pool = kind == MemoryKind::kWeights ? weights_ : scratch_;
-  absl::StatusOr<void*> data = Take(pool, bytes);
+  absl::StatusOr<void*> data = AllocateFrom(pool, bytes);
   if (!data.ok()) {
     used_ -= bytes;
     return absl::IsResourceExhausted(data.status()) ? NoRoom(bytes) : data.status();

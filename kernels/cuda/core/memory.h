@@ -34,7 +34,7 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
   // `kind`: kDevice or kWeights.
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes);
 
-  // What Allocate can still hand out: memory of the GPU that no process holds, or what is left of
+  // Bytes that Allocate can still return: memory of the GPU that no process holds, or the rest of
   // the budget. 0 when the driver does not answer.
   int64_t FreeBytes() const;
   int64_t UsedBytes() const { return used_; }
@@ -45,7 +45,7 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
   absl::Status Open();
   absl::StatusOr<cudaMemPool_t> CreatePool() const;
   bool Reserve(int64_t bytes);
-  absl::StatusOr<void*> Take(cudaMemPool_t pool, int64_t bytes);
+  absl::StatusOr<void*> AllocateFrom(cudaMemPool_t pool, int64_t bytes);
   void Free(cudaMemPool_t pool, void* data, int64_t bytes);
   absl::Status NoRoom(int64_t bytes) const;
 

@@ -1,6 +1,6 @@
 // The kernel that ProbeKernelImage looks for.
+#include "kernels/cuda/core/device.h"
 #include "kernels/cuda/core/error.h"
-#include "kernels/cuda/core/probe.h"
 
 namespace awqd::cuda {
 namespace {

@@ -34,4 +34,9 @@ constexpr bool GemmSupports(DType in, DType out) {
 // After the first call of a shape (tokens are bucketed) nothing is allocated. Thread-safe.
 absl::Status Gemm(const GemmArgs& args, StreamView stream);
 
+// Computes each element of y that is infinite or NaN once more, in FP64; for FP32 x, w and y after
+// Gemm. An overflow in FP32 always leaves such an element, so afterwards y is right wherever the
+// exact sum is finite.
+absl::Status RepairOverflows(const GemmArgs& args, StreamView stream);
+
 }  // namespace awqd::dense

@@ -1,5 +1,5 @@
-// What a consumer, four warps of the fused product, does with its ring: decodes weights and
-// multiplies. Device code only.
+// A consumer, four warps of the fused product: it decodes the weights in its ring and multiplies.
+// Device code only.
 #pragma once
 
 #include "kernels/cuda/common/mma16.cuh"
@@ -11,26 +11,46 @@ namespace {
 template <class Config>
 using Sums = typename Config::Sum[Config::kRowTiles][Config::kTokenTiles][4];
 
-// Multiplies what lies in the ring, slot by slot: this warp's fragment row of each record times all
+// The addresses at which a thread of a consumer reads in the current slot.
+template <class Config>
+struct SlotAddresses {
+  uint32_t codes;
+  uint32_t scales;  // of its two rows
+  uint32_t zeros;
+  uint32_t tokens[2];  // of the first and the second half of K
+
+  // `ring`: the first slot.
+  __device__ __forceinline__ SlotAddresses(const Slot<Config>& slot, uint32_t ring) {
+    using Record = typename Config::Record;
+    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
+    const uint32_t metas = ring + Record::kCodesBytes;
+    codes = ring + row_tile * 2 * Record::kUnitBytes + LaneCodes<Record::kBits>::LaneOffset(lane);
+    scales = mma16::HasFloatScales(Record::kMetaKind) ? metas + (row_tile * 8 + lane / 4) * 8
+                                                      : ScalesAddress(metas, row_tile, lane);
+    zeros = ZerosAddress<Record::kBits>(metas, row_tile, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int chunk = (half * 4 + lane / 8) ^ (lane % 8);
+      tokens[half] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
+    }
+  }
+
+  __device__ __forceinline__ void Advance(int bytes) {
+    codes += bytes, scales += bytes, zeros += bytes, tokens[0] += bytes, tokens[1] += bytes;
+  }
+};
+
+// Multiplies the slots of the ring one by one: this warp's fragment row of each record times all
 // tokens.
 template <class Math, class Config>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
                                       uint32_t ring)
-      : slot_(slot) {
+      : slot_(slot), at_(slot, ring) {
     if (Record::kBare) {
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) meta_[r] = Math::Expand(BareMeta(p.zero));
-    }
-    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
-    codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
-    scales_ = ScalesAddress(ring + Record::kCodesBytes, row_tile, lane);
-    zeros_ = ZerosAddress<Record::kBits>(ring + Record::kCodesBytes, row_tile, lane);
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const int chunk = (pair * 4 + lane / 8) ^ (lane % 8);
-      tokens_[pair] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
     }
   }
 
@@ -42,8 +62,7 @@ class Consumer {
 #pragma unroll Config::kHalves
       for (int half = 0; half < 2; ++half) AccumulateHalf(half, sums);
     }
-    const int next = walk_.Advance(slot_);
-    codes_ += next, scales_ += next, zeros_ += next, tokens_[0] += next, tokens_[1] += next;
+    at_.Advance(walk_.Advance(slot_));
   }
 
  private:
@@ -53,7 +72,8 @@ class Consumer {
 
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
-    return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<Record::kBits>(zeros_ + offset)});
+    return Math::Expand(
+        {LoadShared4(at_.scales + offset), LoadZeros<Record::kBits>(at_.zeros + offset)});
   }
 
   // sums += those of a record, or of each half where a group is half a record, times its scales.
@@ -83,7 +103,7 @@ class Consumer {
     Codes codes[Config::kRowTiles];
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      codes[r].Load(codes_ + r * slot_.record_bytes + half * Record::kUnitBytes);
+      codes[r].Load(at_.codes + r * slot_.record_bytes + half * Record::kUnitBytes);
       if (Record::kMetas == 2 || (Record::kMetas == 1 && half == 0)) meta_[r] = Meta(r, half);
     }
 #pragma unroll
@@ -102,11 +122,11 @@ class Consumer {
 #pragma unroll
       for (int j = 0; j < Config::kTokenTiles; ++j) {
         uint32_t b[4];
-        LoadMatrices(tokens_[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
+        LoadMatrices(at_.tokens[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
 #pragma unroll
         for (int r = 0; r < Config::kRowTiles; ++r) {
-          Math::Mma(sums[r][j], a[r][0], b[0], b[1]);
-          Math::Mma(sums[r][j], a[r][1], b[2], b[3]);
+          Mma<Math::kBf16>(sums[r][j], a[r][0], b[0], b[1]);
+          Mma<Math::kBf16>(sums[r][j], a[r][1], b[2], b[3]);
         }
       }
     }
@@ -116,10 +136,7 @@ class Consumer {
 
   const Slot<Config> slot_;
   Walk<Config> walk_;
-  uint32_t codes_;
-  uint32_t scales_;
-  uint32_t zeros_;
-  uint32_t tokens_[2];  // of the first and the second 32 of 64 rows of K
+  SlotAddresses<Config> at_;
   typename Math::Meta meta_[Config::kRowTiles];
 };
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 
 #include "kernels/base/status.h"
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm80/dequantize.cuh"
 #include "kernels/cuda/sm80/rows.h"
@@ -86,8 +85,8 @@ __device__ __forceinline__ void DecodeUnit(const DequantizeParams& p, const uint
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     uint32_t forms[4];
-    ExpandZerosFp16<Record::kBits>(zero[step], forms);
-    StorePairs(tile, step, MinusZero<Record::kBits>(codes, step, forms));
+    ExpandZeros<Record::kBits, false>(zero[step], forms);
+    StorePairs(tile, step, MinusZero<Record::kBits, false>(codes, step, forms));
   }
 }
 
@@ -137,7 +136,7 @@ absl::Status LaunchKernel(const DequantizeParams& p, const LaunchConfig& config)
   return Launch<DequantizeKernel<kOut, Record>>("sm80/dequantize", config, p);
 }
 
-// Of 2 metas and fewer the zeros of a unit are all alike.
+// With 2 metas and fewer the zeros of a unit are all alike.
 template <DType kOut, int kBits>
 absl::Status LaunchBits(const DequantizeParams& p, const LaunchConfig& config) {
   if constexpr (kBits == 8) {
@@ -145,22 +144,6 @@ absl::Status LaunchBits(const DequantizeParams& p, const LaunchConfig& config) {
   }
   return p.metas > 2 ? LaunchKernel<kOut, Record<kBits, 8>>(p, config)
                      : LaunchKernel<kOut, Record<kBits, 2>>(p, config);
-}
-
-template <DType kOut>
-absl::Status LaunchTo(const DequantizeParams& p, int bits, const LaunchConfig& config) {
-  switch (bits) {
-    case 1:
-      return LaunchBits<kOut, 1>(p, config);
-    case 2:
-      return LaunchBits<kOut, 2>(p, config);
-    case 3:
-      return LaunchBits<kOut, 3>(p, config);
-    case 4:
-      return LaunchBits<kOut, 4>(p, config);
-    default:
-      return LaunchBits<kOut, 8>(p, config);
-  }
 }
 
 bool CanStoreWide(const DequantizeArgs& args) {
@@ -192,24 +175,17 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   p.stream = p.rows * p.cols * SizeOf(args.out.dtype) > device.l2_bytes / 2;
   const int64_t tiles = CeilDiv(p.col_begin + p.cols, mma16::kTileN) - p.first_tile;
   const int64_t blocks = CeilDiv(p.row_begin + p.rows, mma16::kBlockK) - p.first_block;
-  const Attributes attributes = OverlappedLaunch(device);
   const LaunchConfig config{.grid = {static_cast<unsigned>(tiles), static_cast<unsigned>(blocks)},
                             .block = kThreads,
                             .stream = stream,
-                            .attributes = attributes.list,
-                            .attribute_count = attributes.count};
+                            .attributes = OverlappedLaunch(device)};
   if (!shape.scheme.is_integer() || shape.scheme.real_zeros()) {
     return DequantizeFloats(p, shape.scheme, args.out.dtype, config);
   }
-  const int bits = shape.scheme.bits;
-  switch (args.out.dtype) {
-    case DType::kFp16:
-      return LaunchTo<DType::kFp16>(p, bits, config);
-    case DType::kBf16:
-      return LaunchTo<DType::kBf16>(p, bits, config);
-    default:
-      return LaunchTo<DType::kFp32>(p, bits, config);
-  }
+  return ForFloatingType(args.out.dtype, [&]<DType kOut>() {
+    return ForBits(shape.scheme.bits,
+                   [&]<int kBits>() { return LaunchBits<kOut, kBits>(p, config); });
+  });
 }
 
 }  // namespace

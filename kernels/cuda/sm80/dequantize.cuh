@@ -1,4 +1,4 @@
-// What the kernels of Dequantize share: a block of 256 threads decodes one record (128 k x 64 n) to
+// Shared by the kernels of Dequantize: a block of 256 threads decodes one record (128 k x 64 n) to
 // 16 bits in shared memory, [k][n], and stores it row by row. Device code only.
 #pragma once
 
@@ -27,7 +27,7 @@ struct DequantizeParams {
   bool stream;      // nobody will find out in L2: let it leave first
 };
 
-// Of codes that are no integers and of real zeros (dequantize_floats.cu), to `out`'s type.
+// Decodes codes that are no integers, and real zeros (dequantize_floats.cu), to `out`'s type.
 absl::Status DequantizeFloats(const DequantizeParams& params, const QuantizationScheme& scheme,
                               DType out, const LaunchConfig& config);
 
@@ -49,7 +49,7 @@ struct alignas(16) Eight {
 __device__ __forceinline__ float LowFloat(uint32_t pair) { return Fp16ToFloat(pair & 0xffff); }
 __device__ __forceinline__ float HighFloat(uint32_t pair) { return Fp16ToFloat(pair >> 16); }
 
-// What each column is multiplied by after its scale.
+// A factor of each column, applied after its scale.
 struct Outer {
   float v[8];
 };

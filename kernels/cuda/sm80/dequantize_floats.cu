@@ -19,17 +19,12 @@ __device__ __forceinline__ Pairs Halves(const LaneCodes<kBits>& codes, int step)
   Pairs out;
   if constexpr (kCode == CodeKind::kUnsigned) {
     uint32_t none[4];
-    ExpandZerosFp16<kBits>(0, none);
-    out = MinusZero<kBits>(codes, step, none);
+    ExpandZeros<kBits, false>(0, none);
+    out = MinusZero<kBits, false>(codes, step, none);
   } else if constexpr (kCode == CodeKind::kE2m1) {
     out = E2m1ToFp16(codes.Word(step));
   } else if constexpr (kCode == CodeKind::kE4m3) {
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const uint32_t word = codes.Word(step, upper);
-      out.v[upper] = E4m3PairToFp16(LowerBytes(word));
-      out.v[2 + upper] = E4m3PairToFp16(UpperBytes(word));
-    }
+    out = E4m3ToPairs<false>(codes.Word(step, 0), codes.Word(step, 1));
   } else {
 #pragma unroll
     for (int p = 0; p < 4; ++p) out.v[p] = codes.Word(step) >> 4 * p & kLowCodes;
@@ -46,7 +41,7 @@ __device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
 
 // ---- scales ------------------------------------------------------------------------------------
 
-// Those of a record, by columns, as fp32: 64 for each share of its rows.
+// The scales and zeros of a record, by columns, as fp32: 64 for each meta.
 template <class Record>
 struct RecordMetas {
   static constexpr int kMost = Record::kBare ? 1 : Record::kReal ? 4 : 8;
@@ -54,11 +49,11 @@ struct RecordMetas {
   float zeros[Record::kReal ? kMost : 1][mma16::kTileN];
 };
 
-// Puts them into shared memory. A thread that read its own eight for each row would read 2 or 4
+// Loads them into shared memory. A thread that read its own eight for each row would read 2 or 4
 // bytes at a time.
 template <class Record>
-__device__ __forceinline__ void StageMetas(const uint8_t* metas, int count,
-                                           RecordMetas<Record>& to) {
+__device__ __forceinline__ void LoadMetas(const uint8_t* metas, int count,
+                                          RecordMetas<Record>& to) {
   constexpr int kBytes = mma16::HasFloatScales(Record::kMetaKind) ? 4 : 2;
   for (int i = threadIdx.x; i < count * mma16::kTileN; i += kThreads) {
     const int meta = i / mma16::kTileN, at = i % mma16::kTileN;
@@ -75,7 +70,7 @@ __device__ __forceinline__ void StageMetas(const uint8_t* metas, int count,
   }
 }
 
-// What code `code` of column `column` stands for, without the outer.
+// The value of code `code` of column `column`, without the outer.
 template <class Record>
 __device__ __forceinline__ float Scaled(float code, const RecordMetas<Record>& metas, int meta,
                                         int column, bool zero_first) {
@@ -119,7 +114,7 @@ __global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
   if (Record::kCode == CodeKind::kTable && threadIdx.x < 16) {
     table[threadIdx.x] = __ldg(p.table + threadIdx.x);
   }
-  if (!Record::kBare) StageMetas(record + Record::kCodesBytes, p.metas, metas);
+  if (!Record::kBare) LoadMetas(record + Record::kCodesBytes, p.metas, metas);
   DecodeHalves<Record>(record, tile);
   Outer outer;
   if (p.outer != nullptr) outer = ReadOuter(p, n);
@@ -142,20 +137,11 @@ __global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
   }
 }
 
-template <int kBits>
-using RealZeros = Record<kBits, 4, CodeKind::kUnsigned, true>;
-
 template <class Record>
 absl::Status LaunchTo(const DequantizeParams& p, DType out, const LaunchConfig& config) {
-  constexpr absl::string_view kName = "sm80/dequantize";
-  switch (out) {
-    case DType::kFp16:
-      return Launch<DequantizeFloatsKernel<DType::kFp16, Record>>(kName, config, p);
-    case DType::kBf16:
-      return Launch<DequantizeFloatsKernel<DType::kBf16, Record>>(kName, config, p);
-    default:
-      return Launch<DequantizeFloatsKernel<DType::kFp32, Record>>(kName, config, p);
-  }
+  return ForFloatingType(out, [&]<DType kOut>() {
+    return Launch<DequantizeFloatsKernel<kOut, Record>>("sm80/dequantize", config, p);
+  });
 }
 
 }  // namespace
@@ -173,18 +159,9 @@ absl::Status DequantizeFloats(const DequantizeParams& p, const QuantizationSchem
     case CodeKind::kUnsigned:
       break;
   }
-  switch (d.bits) {
-    case 1:
-      return LaunchTo<RealZeros<1>>(p, out, config);
-    case 2:
-      return LaunchTo<RealZeros<2>>(p, out, config);
-    case 3:
-      return LaunchTo<RealZeros<3>>(p, out, config);
-    case 4:
-      return LaunchTo<RealZeros<4>>(p, out, config);
-    default:
-      return LaunchTo<RealZeros<8>>(p, out, config);
-  }
+  return ForBits(d.bits, [&]<int kBits>() {
+    return LaunchTo<Record<kBits, 4, CodeKind::kUnsigned, true>>(p, out, config);
+  });
 }
 
 }  // namespace awqd::cuda

@@ -12,8 +12,8 @@ namespace {
 
 // ---- codes -------------------------------------------------------------------------------------
 
-// Decode gives a lane's fragment of a step; factor() is what its numbers are still to be multiplied
-// by, of records with scales (of bare ones QMatmulParams::unit has it).
+// Decode gives a lane's fragment of a step, and factor() the factor that its numbers still lack in
+// records with scales. In bare records QMatmulParams::unit has that factor.
 template <CodeKind kCode, int kBits, bool kBf16>
 class FloatCodes;
 
@@ -33,18 +33,7 @@ class FloatCodes<CodeKind::kE4m3, 8, kBf16> {
   __device__ __forceinline__ explicit FloatCodes(const float*) {}
   __device__ __forceinline__ float factor() const { return kBf16 ? 1 : kE4m3UnitFp16; }
   __device__ __forceinline__ Pairs Decode(const LaneCodes<8>& codes, int step) const {
-    Pairs out;
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const uint32_t word = codes.Word(step, upper);
-      out.v[upper] = Pair(LowerBytes(word)), out.v[2 + upper] = Pair(UpperBytes(word));
-    }
-    return out;
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t Pair(uint32_t pair) {
-    return kBf16 ? E4m3PairToBf16(pair) : E4m3PairToFp16(pair);
+    return E4m3ToPairs<kBf16>(codes.Word(step, 0), codes.Word(step, 1));
   }
 };
 
@@ -53,19 +42,19 @@ template <int kBits, bool kBf16>
 class FloatCodes<CodeKind::kUnsigned, kBits, kBf16> {
  public:
   __device__ __forceinline__ explicit FloatCodes(const float*) {
-    kBf16 ? ExpandZerosBf16<kBits>(0, none_) : ExpandZerosFp16<kBits>(0, none_);
+    ExpandZeros<kBits, kBf16>(0, none_);
   }
   __device__ __forceinline__ float factor() const { return kBf16 ? kBareUnitBf16 : 1; }
   __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step) const {
-    return kBf16 ? MinusZeroOf64<kBits>(codes, step, none_) : MinusZero<kBits>(codes, step, none_);
+    return MinusZero<kBits, kBf16>(codes, step, none_);
   }
 
  private:
   uint32_t none_[4];
 };
 
-// The table is rounded to 16 bits, over a power of two that brings its largest number to [1, 2):
-// that power. To be called by whole warps.
+// The table is rounded to 16 bits after a division by this power of two, which brings its largest
+// number to [1, 2). To be called by whole warps.
 __device__ __forceinline__ float TableFactor(const float* table) {
   const float v = fabsf(__ldg(table + threadIdx.x % 16));
   float most = isfinite(v) ? v : 0;
@@ -129,18 +118,9 @@ struct FloatMath {
   using X = uint16_t;
   using Record = Record_;
   static constexpr bool kBf16 = kX == DType::kBf16;
-
-  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
-                                             uint32_t b1) {
-    if constexpr (kBf16) {
-      MmaBf16(d, a.v, b0, b1);
-    } else {
-      MmaFp16(d, a.v, b0, b1);
-    }
-  }
 };
 
-// Of a lane's two rows.
+// The scales, or zeros, of a lane's two rows.
 struct LaneScales {
   float low, high;
 };
@@ -150,16 +130,7 @@ class Consumer<FloatMath<kX, Record>, Config> {
  public:
   __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
                                       uint32_t ring)
-      : slot_(slot), decoder_(p.table), zero_first_(p.zero_first) {
-    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
-    codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
-    scales_ = ring + Record::kCodesBytes + (row_tile * 8 + lane / 4) * (kWide ? 8 : 4);
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const int chunk = (pair * 4 + lane / 8) ^ (lane % 8);
-      tokens_[pair] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
-    }
-  }
+      : slot_(slot), decoder_(p.table), zero_first_(p.zero_first), at_(slot, ring) {}
 
   // sums += of the next slot.
   __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
@@ -169,15 +140,14 @@ class Consumer<FloatMath<kX, Record>, Config> {
       Codes codes[Config::kRowTiles];
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) {
-        codes[r].Load(codes_ + r * slot_.record_bytes + half * Record::kUnitBytes);
+        codes[r].Load(at_.codes + r * slot_.record_bytes + half * Record::kUnitBytes);
       }
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) AddSteps(half, pair, codes, part, sums);
       if (Record::kMetas == 2) Fold(half * 4, part, sums);
     }
     if (Record::kMetas == 1) Fold(0, part, sums);
-    const int next = walk_.Advance(slot_);
-    codes_ += next, scales_ += next, tokens_[0] += next, tokens_[1] += next;
+    at_.Advance(walk_.Advance(slot_));
   }
 
  private:
@@ -187,7 +157,7 @@ class Consumer<FloatMath<kX, Record>, Config> {
   static constexpr int kHalfTokenBytes = Config::kTokenBytes / 2;
 
   __device__ __forceinline__ uint32_t ScalesAt(int r, int step) const {
-    return scales_ + r * slot_.record_bytes + step * slot_.metas() / 8 * Record::kMetaBytes;
+    return at_.scales + r * slot_.record_bytes + step * slot_.metas() / 8 * Record::kMetaBytes;
   }
 
   // Those that serve step `step` of a record, of eight.
@@ -203,8 +173,8 @@ class Consumer<FloatMath<kX, Record>, Config> {
     }
   }
 
-  // What a token's sum over those rows is to be multiplied by and taken off: real zeros, times the
-  // scale where they come before it.
+  // Factors of a token's sum over those rows, which is then subtracted: real zeros, times the scale
+  // where they come before it.
   __device__ __forceinline__ LaneScales Zeros(int r, int step) const {
     const uint32_t at = ScalesAt(r, step);
     const uint2 bits = LoadShared8(at + 2 * mma16::kMetaScalesBytes);
@@ -233,13 +203,13 @@ class Consumer<FloatMath<kX, Record>, Config> {
 #pragma unroll
     for (int j = 0; j < Config::kTokenTiles; ++j) {
       uint32_t b[4];
-      LoadMatrices(tokens_[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
+      LoadMatrices(at_.tokens[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
       float below[4] = {};  // minus the sums of the tokens themselves
       if constexpr (Record::kReal) {
         constexpr uint32_t kMinusOnes = Math::kBf16 ? 0xbf80bf80 : 0xbc00bc00;
         const Pairs a = {{kMinusOnes, kMinusOnes, kMinusOnes, kMinusOnes}};
-        Math::Mma(below, a, b[0], b[1]);
-        Math::Mma(below, a, b[2], b[3]);
+        Mma<Math::kBf16>(below, a, b[0], b[1]);
+        Mma<Math::kBf16>(below, a, b[2], b[3]);
       }
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) {
@@ -247,7 +217,7 @@ class Consumer<FloatMath<kX, Record>, Config> {
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
           float(&to)[4] = Record::kFine ? own : Record::kBare ? sums[r][j] : part[r][j];
-          Math::Mma(to, a[r][s], b[2 * s], b[2 * s + 1]);
+          Mma<Math::kBf16>(to, a[r][s], b[2 * s], b[2 * s + 1]);
           if (Record::kMetas == 8) {
             AddScaled(scales[r][s], own, sums[r][j]);
             own[0] = own[1] = own[2] = own[3] = 0;
@@ -284,9 +254,7 @@ class Consumer<FloatMath<kX, Record>, Config> {
   const FloatCodes<Record::kCode, Record::kBits, Math::kBf16> decoder_;
   const bool zero_first_;
   Walk<Config> walk_;
-  uint32_t codes_;
-  uint32_t scales_;
-  uint32_t tokens_[2];  // of the first and the second 32 of 64 rows of K
+  SlotAddresses<Config> at_;
 };
 
 }  // namespace

@@ -3,13 +3,13 @@
 // are asked for, along all of K, modulo 2^32. Device code only.
 #pragma once
 
-#include "kernels/cuda/common/integers.cuh"
 #include "kernels/cuda/sm80/consumer.cuh"
 
 namespace awqd::cuda {
 namespace {
 
-// What a lane decodes its two rows with. `rest`: of codes of 8 bits, zero - 128 in every byte.
+// The zeros and scales that decode a lane's two rows. `rest`: for codes of 8 bits, zero - 128 in
+// every byte.
 struct LaneMetaInt8 {
   StepBytes below;
   StepBytes rest;
@@ -37,7 +37,7 @@ struct Int8Math {
   }
 };
 
-// What is left may fit where the parts did not.
+// The difference may fit 32 bits where `a` and `b` did not.
 __device__ __forceinline__ int MinusModulo(int a, int b) {
   return static_cast<int>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
@@ -47,19 +47,7 @@ class Consumer<Int8Math<Record, Sum>, Config> {
  public:
   __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
                                       uint32_t ring)
-      : slot_(slot), zero_(p.zero), zero_first_(p.zero_first) {
-    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
-    codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
-    const uint32_t metas = ring + Record::kCodesBytes;
-    scales_ = Record::kReal ? metas + (row_tile * 8 + lane / 4) * 8
-                            : ScalesAddress(metas, row_tile, lane);
-    zeros_ = ZerosAddress<Record::kBits>(metas, row_tile, lane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int chunk = (half * 4 + lane / 8) ^ (lane % 8);
-      tokens_[half] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
-    }
-  }
+      : slot_(slot), zero_(p.zero), zero_first_(p.zero_first), at_(slot, ring) {}
 
   // sums += of the next slot.
   __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
@@ -73,8 +61,7 @@ class Consumer<Int8Math<Record, Sum>, Config> {
         AddRecord(r, sums[r]);
       }
     }
-    const int next = walk_.Advance(slot_);
-    codes_ += next, scales_ += next, zeros_ += next, tokens_[0] += next, tokens_[1] += next;
+    at_.Advance(walk_.Advance(slot_));
   }
 
  private:
@@ -88,8 +75,8 @@ class Consumer<Int8Math<Record, Sum>, Config> {
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     if constexpr (Record::kBare) return Math::Expand(BareMeta(zero_));
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
-    if constexpr (Record::kReal) return RealMeta(scales_ + offset);
-    return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<kBits>(zeros_ + offset)});
+    if constexpr (Record::kReal) return RealMeta(at_.scales + offset);
+    return Math::Expand({LoadShared4(at_.scales + offset), LoadZeros<kBits>(at_.zeros + offset)});
   }
 
   __device__ __forceinline__ typename Math::Meta RealMeta(uint32_t at) const {
@@ -103,16 +90,16 @@ class Consumer<Int8Math<Record, Sum>, Config> {
 
   __device__ __forceinline__ Codes LoadCodes(int r, int half) const {
     Codes out;
-    out.Load(codes_ + r * slot_.record_bytes + half * Record::kUnitBytes);
+    out.Load(at_.codes + r * slot_.record_bytes + half * Record::kUnitBytes);
     return out;
   }
 
   // Tokens of a token tile: what its four steps of 16 of K, half a record, are to a lane.
   __device__ __forceinline__ void LoadTokens(int half, int j, uint32_t (&b)[4]) const {
-    LoadMatrices(tokens_[half] + j * 8 * Config::kTokenBytes, b);
+    LoadMatrices(at_.tokens[half] + j * 8 * Config::kTokenBytes, b);
   }
 
-  // Of groups of 64 and more.
+  // Groups of 64 and more.
   __device__ __forceinline__ void AddRecord(int r, RowSums& sums) const {
     RowIntegers fresh = {};
     RowIntegers& integers = IntegersOf(sums, fresh);
@@ -181,7 +168,7 @@ class Consumer<Int8Math<Record, Sum>, Config> {
     }
   }
 
-  // Of zeros of groups of 16 to 64: two steps at a time, with zeros of their own.
+  // Groups of 16 to 64 that have zeros only: two steps at a time, with zeros of their own.
   __device__ __forceinline__ void AddFineIntegers(int r, RowIntegers& sums) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -216,7 +203,7 @@ class Consumer<Int8Math<Record, Sum>, Config> {
     for (int i = 0; i < 4; ++i) sums[i] = MinusModulo(sums[i], product[i]);
   }
 
-  // Of groups of 16 and 32: a scale for each step.
+  // Groups of 16 and 32: a scale for each step.
   __device__ __forceinline__ void AddFine(int r, RowSums& sums) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -270,10 +257,7 @@ class Consumer<Int8Math<Record, Sum>, Config> {
   Walk<Config> walk_;
   const int zero_;
   const bool zero_first_;
-  uint32_t codes_;
-  uint32_t scales_;
-  uint32_t zeros_;
-  uint32_t tokens_[2];  // of each half of K
+  SlotAddresses<Config> at_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the rows of the fused product share: from a call to the instantiation that serves it.
+// Shared by the rows of the fused product: the way from a call to the instantiation that serves it.
 #include "kernels/cuda/sm80/qmatmul.h"
 
 #include <cstdint>
@@ -17,30 +17,21 @@ namespace {
 
 QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const DeviceInfo& device) {
   const WeightShape& shape = args.weight->shape;
-  const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
-  QMatmulParams p{};
+  QMatmulParams p = ParamsOf(shape, args.y, tile);
   p.records = args.weight->codes();
   p.x = args.x.data;
   p.x_stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
   p.x_scale = args.x_scale;
   p.outer = args.weight->outer();
-  p.y = args.y.data;
-  p.y_dtype = args.y.dtype;
   p.bias = args.bias;
   p.m = args.x.rows;
-  p.n = shape.n;
   // INT8 is zero from K to the stride.
-  p.k = args.x.dtype == DType::kInt8 ? p.x_stride : shape.k;
-  p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
-  p.metas = mma16::MetasPerRecord(shape);
+  if (args.x.dtype == DType::kInt8) p.k = p.x_stride;
   p.zero = shape.scheme.zero;
   p.zero_first = shape.scheme.zero_kind == ZeroKind::kRealBefore;
   p.table = args.weight->table();
-  p.unit = p.metas == 0 ? UnitOfBare(shape.scheme.code, args.x.dtype) : 1;
-  p.k_range_blocks = tile.k_ranges.length;
-  p.splits = tile.k_ranges.splits;
-  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.staged, device);
-  p.y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
+  if (p.metas == 0) p.unit = UnitOfBare(shape.scheme.code, args.x.dtype);
+  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.from_prologue, device);
   return p;
 }
 
@@ -72,6 +63,21 @@ absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x,
 
 }  // namespace
 
+QMatmulParams ParamsOf(const WeightShape& shape, const MatrixView& y, const MatmulTile& tile) {
+  QMatmulParams p{};
+  p.unit = 1;
+  p.y = y.data;
+  p.y_dtype = y.dtype;
+  p.y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % (4 * SizeOf(y.dtype)) == 0;
+  p.n = shape.n;
+  p.k = shape.k;
+  p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
+  p.metas = mma16::MetasPerRecord(shape);
+  p.k_range_blocks = tile.k_ranges.length;
+  p.splits = tile.k_ranges.splits;
+  return p;
+}
+
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
@@ -89,19 +95,9 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
     case CodeKind::kUnsigned:
       break;
   }
-  const bool real = shape.scheme.real_zeros();
-  switch (shape.scheme.bits) {
-    case 1:
-      return LaunchBits<1>(p, tile, x, real, device, stream);
-    case 2:
-      return LaunchBits<2>(p, tile, x, real, device, stream);
-    case 3:
-      return LaunchBits<3>(p, tile, x, real, device, stream);
-    case 4:
-      return LaunchBits<4>(p, tile, x, real, device, stream);
-    default:
-      return LaunchBits<8>(p, tile, x, real, device, stream);
-  }
+  return ForBits(shape.scheme.bits, [&]<int kBits>() {
+    return LaunchBits<kBits>(p, tile, x, shape.scheme.real_zeros(), device, stream);
+  });
 }
 
 absl::Status RunStreamKScaledSums(const MatmulArgs& args, int blocks, StreamView stream) {
@@ -133,10 +129,6 @@ absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream) {
   const QMatmulParams p = MakeParams(args, tile, device);
   return x == DType::kBf16 ? LaunchScaledSums<DType::kBf16, 4>(p, tile, device, stream)
                            : LaunchScaledSums<DType::kFp16, 4>(p, tile, device, stream);
-}
-
-std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return DescribeMatmulTile(ChooseMatmulTile(shape, m, device, DType::kInt8));
 }
 
 std::string DescribeMatmulTile(const MatmulTile& tile) {

@@ -9,8 +9,8 @@
 // consumer takes fragment row w of each record. K-ranges are added from the first to the last: by
 // the block itself, or in a cluster by each block for some of the rows, to whose shared memory the
 // others send their sums. A sum's order depends on the k-ranges alone, and they on K, N and the
-// device: a token has the same bits in every tile and
-// past m and k).
+// device: a token has the same bits in every tile. Limits: none on m, n and k; loads read zeros
+// past m and k, and results past m and n are not stored.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
 #include "kernels/cuda/sm80/float_consumer.cuh"
@@ -39,7 +38,7 @@ __device__ __forceinline__ void* ShiftRows(const QMatmulParams& p, int64_t rows)
   return static_cast<char*>(p.y) + elements * (p.y_dtype == DType::kFp32 ? 4 : 2);
 }
 
-// What this block computes. `first_token`: of its tile.
+// The part of a product that this block computes. `first_token`: the first of its tile.
 template <class Config, bool kGrouped>
 __device__ __forceinline__ QMatmulParams ParamsOfBlock(const QMatmulParams& all,
                                                        int64_t* first_token) {
@@ -65,7 +64,8 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
   int64_t first_token;
   const QMatmulParams p = ParamsOfBlock<Config, kGrouped>(params, &first_token);
   const int64_t tile = blockIdx.x / p.splits;
-  // Of the consumer in its block. The same for a whole warp, and known to be.
+  // The number of this thread's consumer. Through a shuffle, so that the compiler knows that a
+  // whole warp has the same.
   const int index = __shfl_sync(0xffffffffu, threadIdx.x / kConsumerThreads, 0);
   const int k_range = blockIdx.x % p.splits * Config::kConsumers + index;
   const int begin = min(k_range * p.k_range_blocks, p.k_blocks);
@@ -109,13 +109,12 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
     StoreSums<Config>(reduction, index, sums);
     __syncthreads();
   }
-  Finish<Config>(p, reduction, tile * Config::kRows, first_token);
+  ReduceAndStore<Config>(p, reduction, tile * Config::kRows, first_token);
 }
 
 template <class Math, class Config, bool kGrouped>
 absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& variant,
                               const DeviceInfo& device, StreamView stream) {
-  const Attributes attributes = OverlappedLaunch(device, p.splits);
   const int64_t columns = CeilDiv(p.n, Config::kRows) * p.splits;
   const int64_t rows = kGrouped ? p.tile_count : CeilDiv(p.m, int64_t{Config::kTokens});
   using Record = typename Config::Record;
@@ -127,8 +126,7 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
           variant, {record_bytes, sizeof(typename Config::X), PairTableBytes(Record::kCode)},
           columns * rows, p.splits, device),
       .stream = stream,
-      .attributes = attributes.list,
-      .attribute_count = attributes.count,
+      .attributes = OverlappedLaunch(device, p.splits),
   };
   return Launch<FusedProduct<Math, Config, kGrouped>>(kName, config, p);
 }
@@ -162,7 +160,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
                                           " k-ranges in a block was compiled"));
 }
 
-// Products of activations of 16 bits. Of 4-bit codes the scales multiply the weights, as in
+// The arithmetic of activations of 16 bits. The scales of 4-bit codes multiply the weights, as in
 // sm90a/qmatmul_a16_chained, which must give the same bits. No other row keeps the order of sums of
 // other widths, so their scales multiply the sums of a group where a record lies in one.
 template <DType kX, class Record>

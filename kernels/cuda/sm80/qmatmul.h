@@ -1,4 +1,4 @@
-// What the fused product's launcher hands to the instantiations of its kernel.
+// The parameters of the fused product's kernel, and its launchers.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ struct QMatmulParams {
   int splits;          // blocks of a cluster that the k-ranges are dealt out to
   int prefetch;        // records of each k-range that are brought into L2 before x is known
   bool y_wide;         // four elements of y may be stored at once
-  // Of a grouped product, one for each row of blocks; instead of records, outer, bias and m.
+  // The tiles of a grouped product, one for each row of blocks; instead of records, outer, bias and
+  // m.
   const GroupedTile* tiles;
   int tile_count;
   // Where every block has as many records (sm80/stream_k.cuh).
@@ -73,15 +74,16 @@ template <DType kX>
 absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
-// A row's matmul: of the type of args.x, FP16, BF16 or INT8, as stage left it. INT32 y are sums.
+// A row's matmul. args.x is FP16, BF16 or INT8, as the prologue left it. INT32 y are sums.
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
 // The same of FP16 and BF16 for sm80/qmatmul_a16_scaled_sums.
 absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream);
 
+// The parameters that depend on the weight's shape and on y alone.
+QMatmulParams ParamsOf(const WeightShape& shape, const MatrixView& y, const MatmulTile& tile);
+
 // "8x64 in 4 k-ranges of K over 2 blocks".
 std::string DescribeMatmulTile(const MatmulTile& tile);
-// Of the tile that is chosen for INT8 activations (KernelRow::tile).
-std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
 
 }  // namespace cuda
 }  // namespace awqd

@@ -7,7 +7,6 @@
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm80/qmatmul.h"
 #include "kernels/cuda/sm80/rows.h"
-#include "kernels/cuda/sm80/tile_list.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
@@ -23,7 +22,7 @@ std::string RefusesScaledSums(const WeightShape& shape, const DeviceInfo&) {
   return absl::StrCat("takes groups of 64 and multiples of 128, got ", shape.group_rows());
 }
 
-// Even blocks have room for the sums of a tile each.
+// Blocks of the stream-K kernel have room for the sums of a tile each.
 int64_t ScaledSumsWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
   const bool stream_k = StreamKBlocks(shape, 1, device) > 0;
   return stream_k ? int64_t{4} * kMostTokensOfScaledSums * mma16::kTileN * device.sm_count : 0;
@@ -34,7 +33,7 @@ std::string ScaledSumsTile(const WeightShape& shape, const DeviceInfo& device, i
   if (blocks == 0) return Tile(shape, device, m);
   return absl::StrCat(
       m > kStreamKTiles[0].tokens ? kStreamKTiles[1].tokens : kStreamKTiles[0].tokens, "x",
-      mma16::kTileN, " evenly on ", blocks, " blocks");
+      mma16::kTileN, " stream-K on ", blocks, " blocks");
 }
 
 }  // namespace
@@ -43,8 +42,7 @@ const KernelRow& ScaledSumsA16() {
   static const KernelRow row = [] {
     KernelRow out = QMatmulA16();
     out.name = "sm80/qmatmul_a16_scaled_sums";
-    out.claims = Mma16Claims();
-    out.claims.bits = 1u << 4;
+    out.claims = Mma16ClaimsOfBits(kFourBits);
     out.max_m = kMostTokensOfScaledSums;
     // Rows that serve more tokens give other bits.
     out.batch_invariant = false;
@@ -65,7 +63,7 @@ const KernelRow& QMatmulA16() {
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
       .claims = Mma16ClaimsOfAnyCode(),
-      .staged = Staged::kTensorCore,
+      .input_form = InputForm::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 75,
       .batch_invariant = true,

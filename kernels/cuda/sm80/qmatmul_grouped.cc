@@ -43,22 +43,11 @@ absl::Status Run(const GroupedArgs& args, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const WeightShape& shape = ShapeOf(args);
   const MatmulTile tile = TileOf(args);
-  QMatmulParams p{};
+  QMatmulParams p = ParamsOf(shape, args.y, tile);
   p.x = args.x.data;
   p.x_stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
   p.x_scale = args.x_scale;
-  p.unit = 1;
-  p.y = args.y.data;
-  p.y_dtype = args.y.dtype;
-  p.n = shape.n;
-  p.k = shape.k;
-  p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
-  p.metas = mma16::MetasPerRecord(shape);
-  p.k_range_blocks = tile.k_ranges.length;
-  p.splits = 1;
   p.prefetch = kPrefetch;
-  p.y_wide = shape.n % 4 == 0 &&
-             reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;
   p.tiles = static_cast<const GroupedTile*>(args.table);
   p.tile_count = static_cast<int>(GroupedTileCount(args, tile.tokens));
   return args.x.dtype == DType::kBf16 ? LaunchGrouped<DType::kBf16>(p, tile, device, stream)
@@ -68,23 +57,20 @@ absl::Status Run(const GroupedArgs& args, StreamView stream) {
 }  // namespace
 
 const KernelRow& QMatmulGrouped() {
-  static const KernelRow row = [] {
-    KernelRow out;
-    out.name = "sm80/qmatmul_grouped";
-    out.op = Op::kGroupedMatmul;
-    out.device = DeviceKind::kCuda;
-    out.claims = Mma16Claims();
-    out.claims.bits = 1u << 4;
-    out.staged = Staged::kTensorCore;
-    out.layout = &kMma16Layout;
-    out.min_arch = 75;
-    out.max_m = kMostRows;
-    out.batch_invariant = true;
-    out.priority = 10;
-    out.grouped_table = Table;
-    out.grouped = Run;
-    return out;
-  }();
+  static const KernelRow row = {
+      .name = "sm80/qmatmul_grouped",
+      .op = Op::kGroupedMatmul,
+      .device = DeviceKind::kCuda,
+      .claims = Mma16ClaimsOfBits(kFourBits),
+      .input_form = InputForm::kTensorCore,
+      .layout = &kMma16Layout,
+      .min_arch = 75,
+      .max_m = kMostRows,
+      .batch_invariant = true,
+      .priority = 10,
+      .grouped_table = Table,
+      .grouped = Run,
+  };
   return row;
 }
 

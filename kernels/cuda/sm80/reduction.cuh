@@ -202,8 +202,8 @@ __device__ __forceinline__ void EpilogueFour(const QMatmulParams& p, int64_t tok
 
 // Adds the k-ranges in the order of K and stores this block's rows of the tile.
 template <class Config>
-__device__ __forceinline__ void Finish(const QMatmulParams& p, const Reduction& reduction,
-                                       int64_t first_row, int64_t first_token) {
+__device__ __forceinline__ void ReduceAndStore(const QMatmulParams& p, const Reduction& reduction,
+                                               int64_t first_row, int64_t first_token) {
   const int tokens = TokensOf<Config>(p, first_token);
   const int quads = reduction.rows() / 4;
   const int64_t first = first_row + (reduction.rank << reduction.shift);

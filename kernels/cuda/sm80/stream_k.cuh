@@ -12,12 +12,10 @@
 // never on timing.
 #pragma once
 
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
 #include "kernels/cuda/sm80/reduction.cuh"
-#include "kernels/cuda/sm80/tile_list.h"
 
 namespace awqd::cuda {
 namespace {
@@ -258,15 +256,13 @@ __global__ __launch_bounds__(StreamKConfig<Config>::kThreads,
 template <class Math, class Record, MatmulVariant kTile>
 absl::Status LaunchStreamK(const QMatmulParams& p, const DeviceInfo& device, StreamView stream) {
   using Config = QMatmulConfig<Record, kTile, typename Math::X, float>;
-  const Attributes attributes = OverlappedLaunch(device);
   const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kMetaKind);
   const LaunchConfig config{
       .grid = {static_cast<unsigned>(p.schedule.clusters)},
       .block = StreamKConfig<Config>::kThreads,
       .shared_bytes = StreamKSharedBytes(kTile, {record_bytes, sizeof(typename Config::X)}),
       .stream = stream,
-      .attributes = attributes.list,
-      .attribute_count = attributes.count,
+      .attributes = OverlappedLaunch(device),
   };
   return Launch<StreamKProduct<Math, Config>>("the fused product of sm80", config, p);
 }

@@ -138,12 +138,12 @@ int StreamKBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device)
   return serves && pays ? device.sm_count : 0;
 }
 
-int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool staged,
+int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool after_prologue,
                    const DeviceInfo& device) {
   constexpr int kRing = 8;  // as much as it holds
   const int64_t blocks = CeilDiv(n, tile.row_tiles * mma16::kTileN) * tile.k_ranges.splits *
                          CeilDiv(m, int64_t{tile.tokens});
-  if (staged || blocks > device.sm_count) return kRing;
+  if (after_prologue || blocks > device.sm_count) return kRing;
   return tile.tokens <= 8 ? 2 : 1;
 }
 

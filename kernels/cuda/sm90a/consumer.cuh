@@ -12,7 +12,7 @@ namespace {
 // Four fragments of 16 rows x 16 k, as one lane of a warp holds them.
 using Operand = uint32_t[4][4];
 
-// What 64 of K are decoded with: one scale and zero point for each row, or four where groups are
+// The scales and zero points that decode 64 of K: one of each for a row, or four where groups are
 // shorter than 64.
 template <class Config>
 struct HalfMeta {
@@ -59,10 +59,21 @@ struct Place {
   }
 };
 
+// Each warp arrives at the barrier `empty` of a slot that it has read, in all of the `blocks` that
+// write into the slot. `full`: the slot's other barrier.
+template <class Config>
+__device__ __forceinline__ void ReleaseSlot(uint32_t full, uint32_t blocks) {
+  __syncwarp();
+  const uint32_t lane = threadIdx.x % 32, empty = full + 8;
+  if (lane < blocks) {
+    Config::kCluster == 1 ? BarrierArrive(empty) : BarrierArrive(empty, lane);
+  }
+}
+
 template <class Config, bool kInt8 = Config::kInt8>
 class Consumer;
 
-// Of activations of 16 bits.
+// The consumer of activations of 16 bits.
 template <class Config>
 class Consumer<Config, false> {
  public:
@@ -98,13 +109,13 @@ class Consumer<Config, false> {
     }
     if (end < work_end) Enter();
     WgmmaWait<0>();
-    Release(before_, Config::kCluster);
+    ReleaseSlot<Config>(before_, Config::kCluster);
   }
 
  private:
   using Math = typename Config::Math;
   using Record = typename Config::Record;
-  // Of bare records there is nothing to expand: all have the meta that they began with.
+  // Bare records have nothing to expand: all have the meta that the consumer began with.
   static constexpr bool kExpands = !Record::kFine && !Record::kBare;
 
   // A wgmma blocks its warp until the tensor cores take it, and the instructions after it wait too.
@@ -131,7 +142,7 @@ class Consumer<Config, false> {
         Multiply<0>(s, s == 0 ? add : 1, at_.tokens, sums);
         WgmmaWait<4 / kAtATime>();
         // By now every wgmma that reads the slot before has completed.
-        if (s + kAtATime == 4) Release(before_, releases);
+        if (s + kAtATime == 4) ReleaseSlot<Config>(before_, releases);
         if (s == 0 && Record::kMetas == 2) meta_.Expand(0);
         Decode(s, kAtATime, operands_[1]);
       }
@@ -169,7 +180,7 @@ class Consumer<Config, false> {
       Multiply<0>(0, add, at_.tokens, sums);
       Read<1>();
       WgmmaWait<1>();
-      Release(before_, releases);
+      ReleaseSlot<Config>(before_, releases);
       if (Record::kMetas == 2) meta_.Expand(0);
       Decode(0, 4, operands_[1]);
       Multiply<1>(0, 1, at_.tokens, sums);
@@ -211,7 +222,7 @@ class Consumer<Config, false> {
         Decode(0, 4, operands_[0]);
       }
       WgmmaWait<0>();
-      Release(before_, Config::kCluster);
+      ReleaseSlot<Config>(before_, Config::kCluster);
 #pragma unroll
       for (int i = 0; i < Config::kSums; ++i) sums[i] += scales[i / 2 % 2] * group[i];
       if (last) return;
@@ -262,16 +273,6 @@ class Consumer<Config, false> {
                                           s == first ? add : 1);
     }
     WgmmaCommit();
-  }
-
-  // Each warp arrives at the barrier `empty` of a slot that it has read, in all of the `blocks`
-  // that write into the slot.
-  __device__ __forceinline__ void Release(uint32_t full, uint32_t blocks) const {
-    __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, empty = full + 8;
-    if (lane < blocks) {
-      Config::kCluster == 1 ? BarrierArrive(empty) : BarrierArrive(empty, lane);
-    }
   }
 
   const int metas_;         // of each record

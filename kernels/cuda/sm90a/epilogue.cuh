@@ -1,4 +1,4 @@
-// Finishes sums: the token's scale and the bias in fp32, one rounding, stores. Device code only.
+// The epilogue: the token's scale and the bias in fp32, one rounding, stores. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -7,7 +7,7 @@
 namespace awqd::cuda {
 namespace {
 
-// What a warp stores of a tile: 16 features x kTokens tokens, and where it begins.
+// The part of a tile that a warp stores: 16 features x kTokens tokens, and where it begins.
 struct Corner {
   int64_t row;         // first feature
   int64_t token;       // first token

@@ -53,18 +53,7 @@ struct FloatCodeMath<CodeKind::kE4m3, kBf16_, Record> {
 
   static __device__ __forceinline__ Meta Expand(LaneMetaBits) { return {}; }
   static __device__ __forceinline__ Pairs Decode(const LaneCodes<8>& codes, int step, Meta) {
-    Pairs out;
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const uint32_t word = codes.Word(step, upper);
-      out.v[upper] = Pair(LowerBytes(word)), out.v[2 + upper] = Pair(UpperBytes(word));
-    }
-    return out;
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t Pair(uint32_t pair) {
-    return kBf16 ? E4m3PairToBf16(pair) : E4m3PairToFp16(pair);
+    return E4m3ToPairs<kBf16>(codes.Word(step, 0), codes.Word(step, 1));
   }
 };
 

@@ -3,9 +3,7 @@
 // scale. Device code only.
 #pragma once
 
-#include "kernels/cuda/common/integers.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
-#include "kernels/cuda/sm90a/wgmma_int8.cuh"
 
 namespace awqd::cuda {
 namespace {
@@ -46,7 +44,7 @@ class Consumer<Config, true> {
     }
     if (end < work_end) Enter();
     WgmmaWait<0>();
-    Release(before_, Config::kCluster);
+    ReleaseSlot<Config>(before_, Config::kCluster);
     if (!folds_) Fold(scales_, integers, sums);
   }
 
@@ -68,7 +66,7 @@ class Consumer<Config, true> {
                                        Integers& integers, Sums<Config>& sums) {
     Multiply(operands_[kWhich], going, integers);
     WgmmaWait<1>();
-    Release(before_, releases);
+    ReleaseSlot<Config>(before_, releases);
     releases = Config::kCluster;
     before_ = at_.full;
     at_.Advance(record_bytes_, last_);
@@ -114,16 +112,6 @@ class Consumer<Config, true> {
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) {
       sums[i] = fmaf(__int2float_rn(integers[i]), i % 4 < 2 ? scales.low : scales.high, sums[i]);
-    }
-  }
-
-  // Each warp arrives at the barrier `empty` of a slot that it has read, in all of the `blocks`
-  // that write into the slot.
-  __device__ __forceinline__ void Release(uint32_t full, uint32_t blocks) const {
-    __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, empty = full + 8;
-    if (lane < blocks) {
-      Config::kCluster == 1 ? BarrierArrive(empty) : BarrierArrive(empty, lane);
     }
   }
 

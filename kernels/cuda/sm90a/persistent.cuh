@@ -35,7 +35,7 @@ constexpr bool ScalesSums(DType x, RecordKind kind, bool fixed_order, const Pers
          tile.tokens <= std::min(most_tokens, room);
 }
 
-// What an instantiation of the kernel is compiled for: the arithmetic of the activations' type, a
+// The configuration of an instantiation of the kernel: the arithmetic of the activations' type, a
 // kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
 template <DType kX, RecordKind kKind, bool kFixedOrder_, PersistentTile kTile,
           bool kGrouped_ = false>

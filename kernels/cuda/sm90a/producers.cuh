@@ -3,7 +3,6 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/sm90a/persistent.cuh"
-#include "kernels/cuda/sm90a/tensor_map.h"
 
 namespace awqd::cuda {
 namespace {

@@ -1,5 +1,7 @@
-// What the rows of the fused product share: from a call to the instantiation that serves it.
+// Shared by the rows of the fused product: the way from a call to the instantiation that serves it.
 #include "kernels/cuda/sm90a/qmatmul.h"
+
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <string>
@@ -11,71 +13,87 @@
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
-#include "kernels/cuda/sm90a/tensor_map.h"
-#include "kernels/cuda/sm90a/tile_list_int8.h"
-#include "kernels/cuda/sm90a/tile_list_w4.h"
-#include "kernels/cuda/sm90a/tile_list_w8.h"
+#include "kernels/cuda/sm90a/tile_list.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
 namespace awqd::cuda {
 namespace {
 
-absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
-                  const PersistentTile& tile, PersistentParams* p) {
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function is looked up at run time, because the library of the driver is not on
+// machines without a GPU.
+absl::StatusOr<Encode> FindEncode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  AWQD_CUDA_RETURN_IF_ERROR(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess) {
+    return absl::FailedPreconditionError("the NVIDIA driver has no cuTensorMapEncodeTiled");
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+// A tensor map, which tells the copy engine how activations lie in memory: x as the prologue left
+// it, rows `x_stride` elements apart (0: K), read in boxes of `box_rows` x 128 bytes into 128-byte
+// rows with the 128-byte swizzle; zeros past the edges. x and its rows lie on 16-byte boundaries.
+// FAILED_PRECONDITION when the driver is older than sm_90.
+absl::Status MapTokens(const ConstMatrixView& x, int64_t x_stride, int box_rows, CUtensorMap* map) {
+  static const absl::StatusOr<Encode> encode = FindEncode();
+  AWQD_RETURN_IF_ERROR(encode.status());
+  const int64_t stride = x_stride == 0 ? x.cols : x_stride, bytes = SizeOf(x.dtype);
+  // The engine moves bits, and counts in 16 of them: one type serves all.
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(stride * bytes / 2),
+                               static_cast<cuuint64_t>(x.rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * bytes)};
+  const cuuint32_t box[2] = {kMapColumns, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  const CUresult result =
+      (*encode)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(x.data), sizes, strides,
+                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("cuTensorMapEncodeTiled: CUresult ",
+                                          static_cast<int>(result), " for [", x.rows, ", ", stride,
+                                          "]"));
+}
+
+absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
   const int64_t m = args.x.rows;
-  const int bytes = static_cast<int>(SizeOf(args.x.dtype));
+  p->x_scale = args.x_scale;
   p->last_rows = LastTokenRows(m, tile);
   p->last_stride = LastTokenStride(m, tile);
-  AWQD_RETURN_IF_ERROR(MapTokens(data, m, stride, stride, bytes, p->last_rows, &p->x_last));
+  AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, p->last_rows, &p->x_last));
   if (m <= tile.tokens || p->last_rows == TokenRows(tile)) {
     p->x = p->x_last;
     return absl::OkStatus();
   }
-  return MapTokens(data, m, stride, stride, bytes, TokenRows(tile), &p->x);
+  return MapTokens(args.x, args.x_stride, TokenRows(tile), &p->x);
 }
 
-// Tokens as stage left them.
-absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
-  p->x_scale = args.x_scale;
-  return MapX(args.x.data, args.x_stride == 0 ? args.x.cols : args.x_stride, args, tile, p);
-}
-
-// What differs between the two rows.
+// The choices in which the rows with and without a fixed order of sums differ.
 struct Work {
   PersistentTile tile;
   StreamKSchedule schedule;
   int slots = 1;    // for sums, per cluster
   int k_range = 0;  // steps, 0: sums keep no order
-  int64_t sums_bytes = 0;
 };
 
-Work PlanTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+Work PlanTile(const WeightShape& shape, int64_t m, const PersistentTile& tile, bool fixed_order,
               const DeviceInfo& device) {
-  Work out;
-  out.tile = tile;
-  out.schedule = PersistentSchedule(shape, m, tile, device);
-  out.sums_bytes = PersistentSumsBytes(device);
-  return out;
+  if (!fixed_order) return {tile, PersistentSchedule(shape, m, tile, device)};
+  const StreamKSchedule schedule = FixedOrderSchedule(shape, m, tile, device);
+  const int k_range = ChooseFixedOrder(shape, device).length;
+  return {tile, schedule, FixedOrderSlots(schedule, k_range, tile), k_range};
 }
 
-Work PlanFixedOrderTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                        const DeviceInfo& device) {
-  Work out;
-  out.tile = tile;
-  out.schedule = FixedOrderSchedule(shape, m, tile, device);
-  out.k_range = ChooseFixedOrder(shape, device).length;
-  out.slots = FixedOrderSlots(out.schedule, out.k_range, tile);
-  out.sums_bytes = FixedOrderSumsBytes(shape, device);
-  return out;
-}
-
-Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
-  return PlanTile(shape, m, ChoosePersistentTile(shape, m, device, x), device);
-}
-
-Work PlanFixedOrder(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
-  return PlanFixedOrderTile(shape, m, ChooseFixedOrderTile(shape, m, device, x), device);
+// Chooses the tile.
+Work Plan(const WeightShape& shape, int64_t m, DType x, bool fixed_order,
+          const DeviceInfo& device) {
+  const PersistentTile tile = fixed_order ? ChooseFixedOrderTile(shape, m, device, x)
+                                          : ChoosePersistentTile(shape, m, device, x);
+  return PlanTile(shape, m, tile, fixed_order, device);
 }
 
 template <DType kX>
@@ -106,15 +124,13 @@ absl::Status LaunchKind(const PersistentParams& p, const PersistentTile& tile, D
 }
 
 absl::Status CheckCounters(StreamView stream) {
-  if (stream.counters == nullptr) {
-    return absl::InvalidArgumentError(
-        "the fused product of sm90a: got a stream without counters, expected one of "
-        "Device::CreateStream");
-  }
-  return absl::OkStatus();
+  if (stream.counters != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the fused product of sm90a: got a stream without counters, expected one of "
+      "Device::CreateStream");
 }
 
-// What depends on the weight's shape and on y alone.
+// Sets the parameters that depend on the weight's shape and on y alone.
 void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams* p) {
   p->y = y.data;
   p->y_dtype = y.dtype;
@@ -128,7 +144,7 @@ void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams*
   p->unit = 1;
 }
 
-// The rows of experts are staged the same way for every tile, so this depends on the call alone.
+// The prologue treats the rows of experts alike for every tile, so this depends on the call alone.
 // FP32 rows come as FP16.
 PersistentTile GroupedTileOf(const GroupedArgs& args) {
   const DType x = args.x.dtype == DType::kBf16 ? DType::kBf16 : DType::kFp16;
@@ -157,13 +173,13 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.outer = args.weight->outer();
   if (p.metas == 0) p.unit = UnitOfBare(p.code, args.x.dtype);
   p.folds = !IntegersScaleOnce(shape);
-  return LaunchKind(p, tile, args.x.dtype, /*chained=*/work.k_range > 0, device, stream);
+  return LaunchKind(p, tile, args.x.dtype, /*fixed_order=*/work.k_range > 0, device, stream);
 }
 
 std::string Describe(const Work& work) {
   const PersistentTile& tile = work.tile;
   return absl::StrCat(tile.tokens, "x", tile.cluster * tile.records * mma16::kTileN,
-                      tile.splits > 1 ? absl::StrCat(" in ", tile.splits, " parts") : "",
+                      tile.splits > 1 ? absl::StrCat(" in ", tile.splits, " splits") : "",
                       tile.slices > 1 ? absl::StrCat(" of ", tile.slices, " slices") : "", " on ",
                       work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
 }
@@ -172,25 +188,18 @@ std::string Describe(const Work& work) {
 
 absl::Status RunProduct(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
+  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, false, device), stream);
 }
 
 absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanFixedOrder(args.weight->shape, args.x.rows, args.x.dtype, device),
-                stream);
+  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, true, device), stream);
 }
 
-absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
-                               StreamView stream) {
+absl::Status RunTile(const MatmulArgs& args, const PersistentTile& tile, bool fixed_order,
+                     StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanTile(args.weight->shape, args.x.rows, tile, device), stream);
-}
-
-absl::Status RunFixedOrderTile(const MatmulArgs& args, const PersistentTile& tile,
-                               StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanFixedOrderTile(args.weight->shape, args.x.rows, tile, device), stream);
+  return Launch(args, PlanTile(args.weight->shape, args.x.rows, tile, fixed_order, device), stream);
 }
 
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
@@ -204,9 +213,7 @@ absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
   p.schedule = GroupedSchedule(shape, p.token_tiles, tile, device);
   p.slots = 1;
   p.sums = static_cast<float*>(args.workspace);
-  const int64_t stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
-  AWQD_RETURN_IF_ERROR(MapTokens(args.x.data, args.x.rows, stride, stride,
-                                 static_cast<int>(SizeOf(args.x.dtype)), TokenRows(tile), &p.x));
+  AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, TokenRows(tile), &p.x));
   p.x_last = p.x;
   p.x_scale = args.x_scale;
   p.tiles = static_cast<const GroupedTile*>(args.table);
@@ -222,11 +229,11 @@ std::string GroupedProductTable(const GroupedArgs& args) {
 }
 
 std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x) {
-  return Describe(Plan(shape, m, x, device));
+  return Describe(Plan(shape, m, x, false, device));
 }
 
 std::string DescribeFixedOrderTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(PlanFixedOrder(shape, m, DType::kFp16, device));
+  return Describe(Plan(shape, m, DType::kFp16, true, device));
 }
 
 }  // namespace awqd::cuda

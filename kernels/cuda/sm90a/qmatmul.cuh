@@ -5,7 +5,7 @@
 // registers, once for all tokens of its tile. Tokens are the B operand, which the tensor cores read
 // from shared memory. NOTES.md begins with a picture.
 //
-// Work split: tile_list_*.h list the tiles, common/stream_k_schedule.h the work units. The partials
+// Work split: tile_list.h lists the tiles, common/stream_k_schedule.h the work units. The partials
 // of a stream-K tile meet in global memory, in the order of K and without atomics (partials.cuh).
 // Those of a split-K tile meet in the shared memory of its cluster (split_k.cuh). fixed_order.cuh
 // and split_k_accumulators.cuh keep an order of sums that does not depend on the tile.
@@ -20,7 +20,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -180,14 +179,12 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
 template <class Config>
 absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& device,
                               StreamView stream) {
-  const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kSplits);
   const LaunchConfig config{
       .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster),
       .block = Config::kThreads,
       .shared_bytes = Config::kSharedBytes,
       .stream = stream,
-      .attributes = attributes.list,
-      .attribute_count = attributes.count,
+      .attributes = OverlappedLaunch(device, Config::kCluster * Config::kSplits),
   };
   return Launch<FusedProduct<Config>>("the fused product of sm90a", config, p);
 }
@@ -212,6 +209,17 @@ constexpr Launcher LauncherOf() {
   }
 }
 
+template <DType kX, size_t... kIndex>
+Launcher FindGroupedLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
+  Launcher found = nullptr;
+  ((found = kGroupedTiles4[kIndex].tile == tile
+                ? LaunchConfigured<
+                      PersistentConfig<kX, kOneMeta, false, kGroupedTiles4[kIndex].tile, true>>
+                : found),
+   ...);
+  return found;
+}
+
 template <DType kX, RecordKind kKind, bool kFixedOrder, const auto& kList, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
   Launcher found = nullptr;
@@ -232,6 +240,14 @@ absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile
                               tile, std::make_index_sequence<std::size(kList)>()))
                    : void()),
    ...);
+  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
+}
+
+template <DType kX>
+absl::Status LaunchGroupedProduct(const PersistentParams& p, const PersistentTile& tile,
+                                  const DeviceInfo& device, StreamView stream) {
+  const Launcher launch =
+      FindGroupedLauncher<kX>(tile, std::make_index_sequence<std::size(kGroupedTiles4)>());
   return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
 }
 

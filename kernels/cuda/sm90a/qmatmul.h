@@ -21,6 +21,8 @@ struct GroupedArgs;
 
 namespace cuda {
 
+inline constexpr int kMapColumns = 64;  // columns of 16 bits in a box of PersistentParams::x
+
 struct PersistentParams {
   CUtensorMap x;       // [m, k], boxes of 128 bytes of k x a block's tokens
   CUtensorMap x_last;  // the same for the last tile of tokens, boxes of as many bytes x last_rows
@@ -52,7 +54,7 @@ struct PersistentParams {
 };
 
 // kX: the type of activations, FP16, BF16 or INT8. kFixedOrder: keeps the order of sums of
-// common/fixed_order.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records
+// common/fixed_order.h. kList: its tiles, a list of tile_list.h. kKinds: the kinds of records
 // that this instantiation serves. Each instantiation has a file of its own, so that they compile
 // side by side (CMakeLists.txt).
 template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
@@ -64,8 +66,8 @@ template <DType kX>
 absl::Status LaunchGroupedProduct(const PersistentParams& params, const PersistentTile& tile,
                                   const DeviceInfo& device, StreamView stream);
 
-// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunFixedOrderProduct keeps
-// the order of sums and takes no INT8.
+// The rows' matmuls: of args.x as the prologue left it, with the fastest tile. RunFixedOrderProduct
+// keeps the order of sums and takes no INT8.
 absl::Status RunProduct(const MatmulArgs& args, StreamView stream);
 absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream);
 
@@ -73,7 +75,7 @@ absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream);
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream);
 std::string GroupedProductTable(const GroupedArgs& args);
 
-// Which tile that is, for a person: "128x256 on 66 pairs of blocks".
+// The chosen tile in words: "128x256 on 66 pairs of blocks".
 std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x);
 std::string DescribeFixedOrderTile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
 

@@ -71,7 +71,7 @@ const KernelRow& PersistentA16Row() {
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
       .claims = A16Claims(),
-      .staged = Staged::kTensorCore,
+      .input_form = InputForm::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 90,
       .max_arch = 90,
@@ -93,7 +93,7 @@ const KernelRow& FixedOrderA16Row() {
     KernelRow out = PersistentA16Row();
     out.name = "sm90a/qmatmul_a16_chained";
     out.batch_invariant = true;
-    out.claims = ClaimsOfBits(kFourBits);
+    out.claims = Mma16ClaimsOfBits(kFourBits);
     out.min_m = kFromTokens;
     out.preferred_from = nullptr;
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.

@@ -20,24 +20,22 @@ std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
 }  // namespace
 
 const KernelRow& PersistentGroupedRow() {
-  static const KernelRow row = [] {
-    KernelRow out;
-    out.name = "sm90a/qmatmul_grouped";
-    out.op = Op::kGroupedMatmul;
-    out.device = DeviceKind::kCuda;
-    out.claims = ClaimsOfBits(kFourBits);
-    out.staged = Staged::kTensorCore;
-    out.layout = &kMma16Layout;
-    out.min_arch = 90;
-    out.max_arch = 90;
-    out.min_m = kLeastRows;
-    out.priority = 20;
-    out.refuses = Refuses;
-    out.workspace_bytes = WorkspaceOfSums;
-    out.grouped_table = GroupedProductTable;
-    out.grouped = RunGroupedProduct;
-    return out;
-  }();
+  static const KernelRow row = {
+      .name = "sm90a/qmatmul_grouped",
+      .op = Op::kGroupedMatmul,
+      .device = DeviceKind::kCuda,
+      .claims = Mma16ClaimsOfBits(kFourBits),
+      .input_form = InputForm::kTensorCore,
+      .layout = &kMma16Layout,
+      .min_arch = 90,
+      .max_arch = 90,
+      .min_m = kLeastRows,
+      .priority = 20,
+      .refuses = Refuses,
+      .workspace_bytes = WorkspaceOfSums,
+      .grouped_table = GroupedProductTable,
+      .grouped = RunGroupedProduct,
+  };
   return row;
 }
 

@@ -18,17 +18,10 @@ const KernelRow& PersistentGroupedRow();
 
 // ---- What the rows share ------------------------------------------------------------------------
 
-// The layout's, of these widths of codes.
-inline Claims ClaimsOfBits(uint32_t bits) {
-  Claims out = Mma16Claims();
-  out.bits = bits;
-  return out;
-}
-inline constexpr uint32_t kFourBits = 1u << 4, kEightBits = 1u << 8;
 inline constexpr int kEveryMeta = 8;  // the most that a record has
 
-// KernelRow::refuses, of groups that have more scales in a record than `most_metas`, and of a K
-// past what a schedule can count.
+// KernelRow::refuses for groups that have more scales in a record than `most_metas`, and for a K
+// that is larger than a schedule can count.
 inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
   if (mma16::MetasPerRecord(shape) > most_metas) {
     return absl::StrCat("group size ", shape.group_rows(), " of ", shape.scheme.bits,
@@ -44,13 +37,11 @@ inline int64_t WorkspaceOfSums(const WeightShape&, const DeviceInfo& device, int
   return PersistentSumsBytes(device);
 }
 
-// For tests: the same products with the given tile of PersistentTiles() or FixedOrderTiles()
-// instead of the fastest. A split-K tile has conditions: with RunFixedOrderTile and accumulators >
-// 0 the weight has splits * slices * accumulators k-ranges, with RunPersistentTile every slice has
-// at least one step, and all its blocks fit the device at once.
-absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
-                               StreamView stream);
-absl::Status RunFixedOrderTile(const MatmulArgs& args, const PersistentTile& tile,
-                               StreamView stream);
+// For tests: the product with a given tile of PersistentTiles(), or with `fixed_order` of
+// FixedOrderTiles(), instead of the fastest. A split-K tile has conditions. In fixed order with
+// accumulators > 0 the weight has splits * slices * accumulators k-ranges. Otherwise every slice
+// has at least one step, and all its blocks fit the device at once.
+absl::Status RunTile(const MatmulArgs& args, const PersistentTile& tile, bool fixed_order,
+                     StreamView stream);
 
 }  // namespace awqd::cuda

@@ -55,7 +55,6 @@ __device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Con
 // split adds each k-range to it at once. Otherwise a split stores each k-range but its last in
 // global memory, where they stay in L2 until both splits read what they need. They are signalled
 // half-way through the last k-range: by then the stores have arrived, so the fence need not wait.
-// half-way through the last k-range: by then the stores have arrived, so the fence need not wait.
 template <class Config>
 __device__ __forceinline__ void RunSplitInTurn(const PersistentParams& p,
                                                Consumer<Config>& consumer, const WorkUnit& work,

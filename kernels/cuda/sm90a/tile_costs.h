@@ -73,7 +73,7 @@ inline int MostClustersOfTile(const StreamKSchedule& s) {
 // 0.197 us for a step of which reading is 0.186.
 inline constexpr double kFittedClockKhz = 1'980'000;
 inline constexpr double kFittedBytesPerUs = 3'352'000;
-// What a kernel that only reads reaches of it.
+// The part of it that a kernel which only reads reaches.
 inline constexpr double kReached = 0.9;
 
 struct GpuSpeed {
@@ -91,7 +91,7 @@ inline GpuSpeed SpeedOf(const DeviceInfo& device) {
   return out;
 }
 
-// Of a weight with records of so many bytes.
+// The time of a step, for a weight with records of so many bytes.
 inline double StepUs(const StreamKSchedule& s, const TileCost& cost, DType x, int record_bytes,
                      const GpuSpeed& speed) {
   const int blocks = s.clusters * cost.tile.cluster;

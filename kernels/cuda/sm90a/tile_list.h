@@ -1,6 +1,5 @@
-// The tiles that are compiled, and what a step of each costs. Kernels are instantiated from these
-// lists, and tiles.cc chooses from them. Each list has a file of its own, tile_list_*.h, because
-// all kernels of a list are compiled anew when it changes.
+// The tiles that are compiled, and the cost of a step of each. Kernels are instantiated from these
+// lists, and tiles.cc chooses from them.
 //
 // Costs are microseconds on an H100. tests/bench/tile_costs.py fits them to timings of
 // awqd_bench --tiles.
@@ -26,5 +25,171 @@ struct TileCost {
 // E2M1 and E4M3 take some of the tiles of integers of as many bits.
 inline constexpr uint32_t kEvery = kOneMeta | kTwoMetas | kFineMetas | kE2m1;
 inline constexpr uint32_t kEvery8 = kBare8 | kOneMeta8 | kBareE4m3;
+
+// Each entry: {tokens, records, cluster, splits, accumulators, slices}, then the costs and the
+// kinds.
+
+// ---- 4-bit codes --------------------------------------------------------------------------------
+// H100, 2026-11-23. The costs were fitted to 5201 timings: both types of activations, one to four
+// tiles of tokens, eight layer shapes from 4096 x 4096 to 8192 x 57344. The fit is 2.7 % off (root
+// mean square).
+//
+// 134 tiles were timed; the list has those that are worth compiling. Without the others no token
+// count of tests/gpu/bench.sh becomes slower. Of the counts of its --sweep none becomes slower by
+// more than 7 %; the mean is 0.7 %. The costs of tiles of one record that are not in parts are from
+// 78 later timings.
+//
+// Where scales multiply sums (persistent.cuh, ScalesSums), the costs were fitted to timings on an
+// H200, 2026-11-27, which computes as fast as an H100 and reads faster: of wider tiles the fit is
+// 1 % off there. An H100 cannot read as fast as tiles of 32 tokens compute, by up to a tenth; no
+// other tile is faster there. The costs are those of groups of 128 and more; of the others the same
+// tiles take up to a fifth longer.
+
+// Products whose order of sums is free.
+inline constexpr TileCost kFreeTiles4[] = {
+    {{16, 3, 1}, 0.438, 0.438},
+    {{32, 1, 1, 2, 1, 2}, 0.171, 0.167, kEvery},
+    {{32, 2, 1, 2, 1, 2}, 0.331, 0.332, kEvery},
+    {{32, 2, 2}, 0.379, 0.371, kEvery},
+    {{40, 3, 1, 2}, 0.548, 0.568},
+    {{48, 1, 1, 2, 1, 2}, 0.204, 0.199},
+    {{48, 2, 1, 2}, 0.396, 0.386},
+    {{56, 3, 1}, 0.649, 0.614},
+    {{64, 1, 1, 2, 1, 2}, 0.238, 0.233, kEvery},
+    {{64, 2, 1, 2}, 0.469, 0.444, kEvery},
+    {{64, 2, 2}, 0.479, 0.463},
+    {{64, 3, 1}, 0.695, 0.658, kEvery},
+    {{80, 1, 1, 2, 1, 2}, 0.269, 0.256},
+    {{80, 3, 1}, 0.752, 0.852},
+    {{88, 2, 1, 2}, 0.537, 0.528},
+    {{88, 3, 1}, 0.784, 0.892},
+    {{96, 1, 1, 2, 1, 2}, 0.299, 0.300},
+    {{96, 3, 1}, 0.815, 0.931},
+    {{104, 2, 1}, 0.598, 0.601, kEvery},
+    {{112, 1, 1, 2}, 0.332, 0.365},
+    {{112, 2, 1, 2}, 0.609, 0.652},
+    {{112, 3, 1}, 0.900, 0.996},
+    {{112, 3, 1, 2}, 0.883, 0.985},
+    {{120, 2, 1}, 0.643, 0.685},
+    {{128, 1, 1}, 0.395, 0.425},
+    {{128, 1, 1, 2}, 0.359, 0.385, kEvery},
+    {{128, 2, 1}, 0.696, 0.737},
+    {{128, 2, 1, 2}, 0.664, 0.701, kEvery},
+    {{128, 3, 1}, 1.014, 1.047, kEvery},
+    {{128, 3, 1, 2}, 1.023, 1.056},
+    {{136, 3, 1}, 1.077, 1.094},
+    {{144, 2, 1}, 0.766, 0.765, kEvery},
+    {{144, 2, 1, 2}, 0.737, 0.745},
+    {{152, 3, 1}, 1.181, 1.166},
+    {{160, 1, 1}, 0.460, 0.490},
+    {{160, 1, 1, 2}, 0.402, 0.427, kEvery},
+    {{160, 2, 1, 2}, 0.800, 0.790},
+    {{160, 2, 2}, 0.819, 0.803},
+    {{160, 3, 1}, 1.241, 1.226},
+    {{176, 1, 1, 2}, 0.433, 0.455},
+    {{176, 2, 1, 2}, 0.886, 0.867},
+    {{176, 2, 2}, 0.898, 0.880, kEvery},
+    {{176, 3, 1}, 1.363, 1.338},
+    {{192, 2, 1, 2}, 0.966, 0.947},
+    {{192, 2, 2}, 0.980, 0.958},
+    {{192, 3, 1}, 1.496, 1.466},
+    {{208, 1, 1}, 0.550, 0.565},
+    {{208, 1, 1, 2}, 0.518, 0.509, kEvery},
+    {{208, 2, 1, 2}, 1.032, 1.019},
+    {{208, 2, 2}, 1.059, 1.032, kEvery},
+    {{224, 2, 1, 2}, 1.130, 1.105},
+    {{224, 2, 2}, 1.144, 1.113},
+    {{256, 1, 1}, 0.680, 0.680},
+    {{256, 1, 1, 2}, 0.653, 0.648},
+    {{256, 2, 1, 2}, 1.300, 1.268},
+    {{256, 2, 2}, 1.308, 1.267, kEvery},
+};
+
+// Products that keep the order of sums.
+inline constexpr TileCost kFixedOrderTiles4[] = {
+    {{32, 1, 1, 2, 1, 2}, 0.205, 0.237, kEvery},
+    {{32, 1, 1, 2, 2, 2}, 0.203, 0.241, kEvery},
+    {{32, 2, 1}, 0.464, 0.479},
+    {{32, 2, 1, 2, 1, 2}, 0.372, 0.443, kEvery},
+    {{40, 3, 1}, 0.655, 0.729, kEvery},
+    {{40, 3, 1, 2, 2}, 0.617, 0.735},
+    {{48, 2, 1, 2, 1, 2}, 0.433, 0.492},
+    {{56, 3, 1}, 0.683, 0.767},
+    {{64, 1, 1, 2, 1, 2}, 0.253, 0.297, kEvery},
+    {{64, 1, 1, 2, 2, 2}, 0.261, 0.297, kEvery},
+    {{64, 2, 1, 2, 2}, 0.492, 0.574, kEvery},
+    {{64, 3, 1}, 0.722, 0.801, kEvery},
+    {{64, 3, 1, 2, 2}, 0.718, 0.848},
+    {{72, 1, 1, 2, 2, 2}, 0.278, 0.313},
+    {{80, 1, 1, 2, 1, 2}, 0.285, 0.327},
+    {{80, 2, 1, 2, 2}, 0.548, 0.616},
+    {{80, 3, 1}, 0.771, 0.852},
+    {{88, 2, 1}, 0.554, 0.597, kEvery},
+    {{88, 2, 1, 2, 2}, 0.581, 0.646},
+    {{96, 1, 1, 2, 1, 2}, 0.327, 0.365},
+    {{96, 1, 1, 2, 2, 2}, 0.324, 0.349, kEvery},
+    {{96, 2, 1}, 0.609, 0.628},
+    {{96, 3, 1}, 0.852, 0.935},
+    {{104, 2, 1}, 0.623, 0.665, kEvery},
+    {{104, 2, 1, 2, 2}, 0.634, 0.685},
+    {{112, 1, 1, 2, 2, 2}, 0.380, 0.379},
+    {{120, 2, 1}, 0.680, 0.722},
+    {{128, 1, 1, 2, 2}, 0.409, 0.450, kEvery},
+    {{128, 1, 1, 2, 2, 2}, 0.407, 0.421, kEvery},
+    {{128, 2, 1, 2, 0}, 0.712, 0.742},
+    {{128, 2, 1, 2, 2}, 0.722, 0.776, kEvery},
+    {{128, 2, 2}, 0.702, 0.736, kEvery},
+    {{128, 3, 1, 2, 0}, 1.051, 1.109},
+    {{136, 2, 1}, 0.745, 0.766, kEvery},
+    {{136, 2, 1, 2, 2}, 0.752, 0.797},
+    {{152, 2, 1}, 0.825, 0.831},
+    {{160, 1, 1, 2, 0}, 0.465, 0.506, kEvery},
+    {{160, 1, 1, 2, 2}, 0.457, 0.503},
+    {{160, 2, 1, 2, 2}, 0.865, 0.868},
+    {{160, 2, 2}, 0.856, 0.857, kEvery},
+    {{176, 2, 2}, 0.930, 0.915},
+    {{192, 2, 2}, 1.030, 1.022, kEvery},
+    {{256, 2, 2}, 1.398, 1.385},
+};
+
+// ---- Grouped products ---------------------------------------------------------------------------
+
+// The tiles belong to many experts, so none is split along K. Costs are those of 4-bit codes.
+inline constexpr TileCost kGroupedTiles4[] = {
+    {{32, 2, 2}, 0.379, 0.371},  {{64, 2, 2}, 0.479, 0.463},  {{64, 3, 1}, 0.695, 0.658},
+    {{80, 3, 1}, 0.752, 0.852},  {{96, 3, 1}, 0.815, 0.931},  {{112, 3, 1}, 0.900, 0.996},
+    {{128, 3, 1}, 1.014, 1.047}, {{144, 2, 1}, 0.766, 0.765}, {{160, 2, 2}, 0.819, 0.803},
+    {{256, 2, 2}, 1.308, 1.267},
+};
+
+// ---- 8-bit codes --------------------------------------------------------------------------------
+
+// Products of 8-bit codes whose order of sums is free. Records are twice as large, so rings have
+// fewer slots. H100, 2026-11-24: fitted to 2075 cases of four layer shapes at 20 counts of tokens
+// from 17 to 4096 with activations of both types, 28 tiles. These are the fewest with which no case
+// takes more than 2 % longer than with all. Groups of 128 make do with five.
+inline constexpr TileCost kFreeTiles8[] = {
+    {{32, 1, 1, 2, 1, 2}, 0.339, 0.339, kBare8}, {{32, 2, 2}, 0.748, 0.748, kEvery8},
+    {{48, 2, 1, 2}, 0.610, 0.568, kBare8},       {{64, 1, 1, 2, 1, 2}, 0.373, 0.371, kBare8},
+    {{64, 2, 1, 2}, 0.646, 0.640, kBare8},       {{64, 2, 2}, 0.752, 0.750, kEvery8},
+    {{96, 2, 1, 2}, 0.694, 0.689, kBare8},       {{96, 3, 1}, 1.030, 1.038, kBare8},
+    {{128, 1, 1, 2}, 0.420, 0.414, kBare8},      {{128, 2, 1, 2}, 0.757, 0.753, kEvery8},
+    {{128, 2, 2}, 0.715, 0.704, kEvery8},        {{160, 2, 1, 2}, 0.843, 0.844, kBare8},
+    {{160, 2, 2}, 0.848, 0.828, kBare8},         {{192, 2, 1, 2}, 0.993, 0.979, kBare8},
+    {{192, 2, 2}, 0.991, 0.968, kEvery8},
+};
+
+// ---- INT8 activations ---------------------------------------------------------------------------
+
+inline constexpr uint32_t kOfInt8 = kOneMeta | kEvery8;
+
+// Sums are kept twice, as integers and in FP32, so tiles have at most 128 tokens and two consumers.
+// Where a column has one scale, integers alone would do, and 192 and 256 tokens fit: {192, 2, 2}
+// and {256, 2, 2} took 0.96 to 1.3 times as long at 256 to 4096 tokens (H100, 2026-11-25).
+inline constexpr TileCost kFreeTilesInt8[] = {
+    {{64, 1, 1, 2}, 0.190, 0.190, kOfInt8},  {{64, 2, 2}, 0.260, 0.260, kOfInt8},
+    {{64, 2, 1, 2}, 0.280, 0.280, kOfInt8},  {{128, 1, 1, 2}, 0.280, 0.280, kOfInt8},
+    {{128, 2, 1, 2}, 0.440, 0.440, kOfInt8}, {{128, 2, 2}, 0.440, 0.440, kOfInt8},
+};
 
 }  // namespace awqd::cuda

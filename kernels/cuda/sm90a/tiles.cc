@@ -11,10 +11,7 @@
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/sm90a/tile_costs.h"
-#include "kernels/cuda/sm90a/tile_list_grouped.h"
-#include "kernels/cuda/sm90a/tile_list_int8.h"
-#include "kernels/cuda/sm90a/tile_list_w4.h"
-#include "kernels/cuda/sm90a/tile_list_w8.h"
+#include "kernels/cuda/sm90a/tile_list.h"
 
 namespace awqd::cuda {
 namespace {
@@ -69,7 +66,7 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
 }
 
 // Whether data-parallel tiles, one for each cluster, are faster than stream-K with so many fewer
-// steps: the steps cost less, by a line through tile_list_w4.h, than a fix-up.
+// steps: the steps cost less, by a line through tile_list.h, than a fix-up.
 bool IsFasterWhole(const PersistentTile& tile, double fewer_steps) {
   const double step_us = tile.records * (0.13 + 0.0019 * tile.tokens);
   const double size = TileSize(tile);

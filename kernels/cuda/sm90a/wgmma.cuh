@@ -4,7 +4,8 @@
 // d[64 x N] += a[64 x 16] b[16 x N] by a warpgroup: warp w holds rows 16 w .. 16 w + 15
 // of a and d, each in the fragment order of mma.m16n8k16, so that a word of layout mma16 decodes
 // straight into an operand. b lies in shared memory as N rows of 16 consecutive k, in 128-byte rows
-// that are swizzled as the copy engine writes them.
+// that are swizzled as the copy engine writes them. For signed bytes k is 32 instead of 16, and
+// sums are integers modulo 2^32.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ __device__ __forceinline__ uint32_t TokensDescriptor(uint32_t address) {
   return kUnused | ((address & 0x3ffff) >> 4);
 }
 
-// What to add to that word for the next 16 of k.
+// The difference from that word to the word of the next 16 of k.
 inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 
 // The whole descriptor. The upper word is a constant: 128-byte swizzle, 1024 bytes from eight rows
@@ -71,154 +72,89 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 #define AWQD_L112 AWQD_L104 ", " AWQD_R8(104, 105, 106, 107, 108, 109, 110, 111)
 #define AWQD_L120 AWQD_L112 ", " AWQD_R8(112, 113, 114, 115, 116, 117, 118, 119)
 #define AWQD_L128 AWQD_L120 ", " AWQD_R8(120, 121, 122, 123, 124, 125, 126, 127)
-#define AWQD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define AWQD_D8(i) AWQD_D4(i), AWQD_D4(i + 4)
-#define AWQD_D16(i) AWQD_D8(i), AWQD_D8(i + 8)
-#define AWQD_D20(i) AWQD_D16(i), AWQD_D4(i + 16)
-#define AWQD_D24(i) AWQD_D16(i), AWQD_D8(i + 16)
-#define AWQD_D28(i) AWQD_D24(i), AWQD_D4(i + 24)
-#define AWQD_D32(i) AWQD_D24(i), AWQD_D8(i + 24)
-#define AWQD_D36(i) AWQD_D32(i), AWQD_D4(i + 32)
-#define AWQD_D40(i) AWQD_D32(i), AWQD_D8(i + 32)
-#define AWQD_D44(i) AWQD_D40(i), AWQD_D4(i + 40)
-#define AWQD_D48(i) AWQD_D40(i), AWQD_D8(i + 40)
-#define AWQD_D52(i) AWQD_D48(i), AWQD_D4(i + 48)
-#define AWQD_D56(i) AWQD_D48(i), AWQD_D8(i + 48)
-#define AWQD_D60(i) AWQD_D56(i), AWQD_D4(i + 56)
-#define AWQD_D64(i) AWQD_D56(i), AWQD_D8(i + 56)
-#define AWQD_D68(i) AWQD_D64(i), AWQD_D4(i + 64)
-#define AWQD_D72(i) AWQD_D64(i), AWQD_D8(i + 64)
-#define AWQD_D76(i) AWQD_D72(i), AWQD_D4(i + 72)
-#define AWQD_D80(i) AWQD_D72(i), AWQD_D8(i + 72)
-#define AWQD_D88(i) AWQD_D80(i), AWQD_D8(i + 80)
-#define AWQD_D96(i) AWQD_D88(i), AWQD_D8(i + 88)
-#define AWQD_D104(i) AWQD_D96(i), AWQD_D8(i + 96)
-#define AWQD_D112(i) AWQD_D104(i), AWQD_D8(i + 104)
-#define AWQD_D120(i) AWQD_D112(i), AWQD_D8(i + 112)
-#define AWQD_D128(i) AWQD_D120(i), AWQD_D8(i + 120)
+#define AWQD_D4(T, i) "+" T(d[i]), "+" T(d[i + 1]), "+" T(d[i + 2]), "+" T(d[i + 3])
+#define AWQD_D8(T, i) AWQD_D4(T, i), AWQD_D4(T, i + 4)
+#define AWQD_D16(T, i) AWQD_D8(T, i), AWQD_D8(T, i + 8)
+#define AWQD_D20(T, i) AWQD_D16(T, i), AWQD_D4(T, i + 16)
+#define AWQD_D24(T, i) AWQD_D16(T, i), AWQD_D8(T, i + 16)
+#define AWQD_D28(T, i) AWQD_D24(T, i), AWQD_D4(T, i + 24)
+#define AWQD_D32(T, i) AWQD_D24(T, i), AWQD_D8(T, i + 24)
+#define AWQD_D36(T, i) AWQD_D32(T, i), AWQD_D4(T, i + 32)
+#define AWQD_D40(T, i) AWQD_D32(T, i), AWQD_D8(T, i + 32)
+#define AWQD_D44(T, i) AWQD_D40(T, i), AWQD_D4(T, i + 40)
+#define AWQD_D48(T, i) AWQD_D40(T, i), AWQD_D8(T, i + 40)
+#define AWQD_D52(T, i) AWQD_D48(T, i), AWQD_D4(T, i + 48)
+#define AWQD_D56(T, i) AWQD_D48(T, i), AWQD_D8(T, i + 48)
+#define AWQD_D60(T, i) AWQD_D56(T, i), AWQD_D4(T, i + 56)
+#define AWQD_D64(T, i) AWQD_D56(T, i), AWQD_D8(T, i + 56)
+#define AWQD_D68(T, i) AWQD_D64(T, i), AWQD_D4(T, i + 64)
+#define AWQD_D72(T, i) AWQD_D64(T, i), AWQD_D8(T, i + 64)
+#define AWQD_D76(T, i) AWQD_D72(T, i), AWQD_D4(T, i + 72)
+#define AWQD_D80(T, i) AWQD_D72(T, i), AWQD_D8(T, i + 72)
+#define AWQD_D88(T, i) AWQD_D80(T, i), AWQD_D8(T, i + 80)
+#define AWQD_D96(T, i) AWQD_D88(T, i), AWQD_D8(T, i + 88)
+#define AWQD_D104(T, i) AWQD_D96(T, i), AWQD_D8(T, i + 96)
+#define AWQD_D112(T, i) AWQD_D104(T, i), AWQD_D8(T, i + 104)
+#define AWQD_D120(T, i) AWQD_D112(T, i), AWQD_D8(T, i + 112)
+#define AWQD_D128(T, i) AWQD_D120(T, i), AWQD_D8(T, i + 120)
 // Operands: N / 2 of d, then a0..a3, the descriptor, and whether d counts (else it starts at 0).
-#define AWQD_WGMMA(N, TYPE, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                          \
+#define AWQD_WGMMA(SHAPE, TYPES, END, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                               \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS   \
-               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #DESC ", p, 1, 1, 0;\n}\n"      \
+               "wgmma.mma_async.sync.aligned.m64n" SHAPE "." TYPES " {" REGISTERS               \
+               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #DESC ", p" END ";\n}\n"        \
                : __VA_ARGS__                                                                    \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(add)              \
                : "memory")
-#define AWQD_WGMMA_BOTH(N, ...)                \
-  if constexpr (kBf16) {                       \
-    AWQD_WGMMA(N, "bf16", __VA_ARGS__);        \
-  } else {                                     \
-    AWQD_WGMMA(N, "f16", __VA_ARGS__);         \
-  }
-// clang-format on
+// One case of Wgmma.
+#define AWQD_WGMMA_CASE(N, ...)                                        \
+  if constexpr (kTokens == N && kBf16) {                               \
+    AWQD_WGMMA(#N "k16", "f32.bf16.bf16", ", 1, 1, 0", __VA_ARGS__);   \
+  } else if constexpr (kTokens == N) {                                 \
+    AWQD_WGMMA(#N "k16", "f32.f16.f16", ", 1, 1, 0", __VA_ARGS__);     \
+  } else
 
 // Starts d += a b, or d = a b when `add` is 0. `tokens`: a whole descriptor. Neither d nor a may be
 // touched until WgmmaWait.
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                       uint64_t tokens, int add) {
-  if constexpr (kTokens == 16) {
-    AWQD_WGMMA_BOTH(16, AWQD_L8, 8, 9, 10, 11, 12, 13, AWQD_D8(0))
-  } else if constexpr (kTokens == 32) {
-    AWQD_WGMMA_BOTH(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
-  } else if constexpr (kTokens == 40) {
-    AWQD_WGMMA_BOTH(40, AWQD_L20, 20, 21, 22, 23, 24, 25, AWQD_D20(0))
-  } else if constexpr (kTokens == 48) {
-    AWQD_WGMMA_BOTH(48, AWQD_L24, 24, 25, 26, 27, 28, 29, AWQD_D24(0))
-  } else if constexpr (kTokens == 56) {
-    AWQD_WGMMA_BOTH(56, AWQD_L28, 28, 29, 30, 31, 32, 33, AWQD_D28(0))
-  } else if constexpr (kTokens == 64) {
-    AWQD_WGMMA_BOTH(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
-  } else if constexpr (kTokens == 72) {
-    AWQD_WGMMA_BOTH(72, AWQD_L36, 36, 37, 38, 39, 40, 41, AWQD_D36(0))
-  } else if constexpr (kTokens == 80) {
-    AWQD_WGMMA_BOTH(80, AWQD_L40, 40, 41, 42, 43, 44, 45, AWQD_D40(0))
-  } else if constexpr (kTokens == 88) {
-    AWQD_WGMMA_BOTH(88, AWQD_L44, 44, 45, 46, 47, 48, 49, AWQD_D44(0))
-  } else if constexpr (kTokens == 96) {
-    AWQD_WGMMA_BOTH(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48(0))
-  } else if constexpr (kTokens == 104) {
-    AWQD_WGMMA_BOTH(104, AWQD_L52, 52, 53, 54, 55, 56, 57, AWQD_D52(0))
-  } else if constexpr (kTokens == 112) {
-    AWQD_WGMMA_BOTH(112, AWQD_L56, 56, 57, 58, 59, 60, 61, AWQD_D56(0))
-  } else if constexpr (kTokens == 120) {
-    AWQD_WGMMA_BOTH(120, AWQD_L60, 60, 61, 62, 63, 64, 65, AWQD_D60(0))
-  } else if constexpr (kTokens == 128) {
-    AWQD_WGMMA_BOTH(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64(0))
-  } else if constexpr (kTokens == 136) {
-    AWQD_WGMMA_BOTH(136, AWQD_L68, 68, 69, 70, 71, 72, 73, AWQD_D68(0))
-  } else if constexpr (kTokens == 144) {
-    AWQD_WGMMA_BOTH(144, AWQD_L72, 72, 73, 74, 75, 76, 77, AWQD_D72(0))
-  } else if constexpr (kTokens == 152) {
-    AWQD_WGMMA_BOTH(152, AWQD_L76, 76, 77, 78, 79, 80, 81, AWQD_D76(0))
-  } else if constexpr (kTokens == 160) {
-    AWQD_WGMMA_BOTH(160, AWQD_L80, 80, 81, 82, 83, 84, 85, AWQD_D80(0))
-  } else if constexpr (kTokens == 176) {
-    AWQD_WGMMA_BOTH(176, AWQD_L88, 88, 89, 90, 91, 92, 93, AWQD_D88(0))
-  } else if constexpr (kTokens == 192) {
-    AWQD_WGMMA_BOTH(192, AWQD_L96, 96, 97, 98, 99, 100, 101, AWQD_D96(0))
-  } else if constexpr (kTokens == 208) {
-    AWQD_WGMMA_BOTH(208, AWQD_L104, 104, 105, 106, 107, 108, 109, AWQD_D104(0))
-  } else if constexpr (kTokens == 224) {
-    AWQD_WGMMA_BOTH(224, AWQD_L112, 112, 113, 114, 115, 116, 117, AWQD_D112(0))
+  AWQD_WGMMA_CASE(16, AWQD_L8, 8, 9, 10, 11, 12, 13, AWQD_D8("f", 0))
+  AWQD_WGMMA_CASE(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16("f", 0))
+  AWQD_WGMMA_CASE(40, AWQD_L20, 20, 21, 22, 23, 24, 25, AWQD_D20("f", 0))
+  AWQD_WGMMA_CASE(48, AWQD_L24, 24, 25, 26, 27, 28, 29, AWQD_D24("f", 0))
+  AWQD_WGMMA_CASE(56, AWQD_L28, 28, 29, 30, 31, 32, 33, AWQD_D28("f", 0))
+  AWQD_WGMMA_CASE(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32("f", 0))
+  AWQD_WGMMA_CASE(72, AWQD_L36, 36, 37, 38, 39, 40, 41, AWQD_D36("f", 0))
+  AWQD_WGMMA_CASE(80, AWQD_L40, 40, 41, 42, 43, 44, 45, AWQD_D40("f", 0))
+  AWQD_WGMMA_CASE(88, AWQD_L44, 44, 45, 46, 47, 48, 49, AWQD_D44("f", 0))
+  AWQD_WGMMA_CASE(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48("f", 0))
+  AWQD_WGMMA_CASE(104, AWQD_L52, 52, 53, 54, 55, 56, 57, AWQD_D52("f", 0))
+  AWQD_WGMMA_CASE(112, AWQD_L56, 56, 57, 58, 59, 60, 61, AWQD_D56("f", 0))
+  AWQD_WGMMA_CASE(120, AWQD_L60, 60, 61, 62, 63, 64, 65, AWQD_D60("f", 0))
+  AWQD_WGMMA_CASE(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("f", 0))
+  AWQD_WGMMA_CASE(136, AWQD_L68, 68, 69, 70, 71, 72, 73, AWQD_D68("f", 0))
+  AWQD_WGMMA_CASE(144, AWQD_L72, 72, 73, 74, 75, 76, 77, AWQD_D72("f", 0))
+  AWQD_WGMMA_CASE(152, AWQD_L76, 76, 77, 78, 79, 80, 81, AWQD_D76("f", 0))
+  AWQD_WGMMA_CASE(160, AWQD_L80, 80, 81, 82, 83, 84, 85, AWQD_D80("f", 0))
+  AWQD_WGMMA_CASE(176, AWQD_L88, 88, 89, 90, 91, 92, 93, AWQD_D88("f", 0))
+  AWQD_WGMMA_CASE(192, AWQD_L96, 96, 97, 98, 99, 100, 101, AWQD_D96("f", 0))
+  AWQD_WGMMA_CASE(208, AWQD_L104, 104, 105, 106, 107, 108, 109, AWQD_D104("f", 0))
+  AWQD_WGMMA_CASE(224, AWQD_L112, 112, 113, 114, 115, 116, 117, AWQD_D112("f", 0))
+  AWQD_WGMMA_CASE(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128("f", 0))
+  { static_assert(kTokens == 0, "add a case for this number of tokens"); }
+}
+// clang-format on
+
+// The same for signed bytes.
+template <int kTokens>
+__device__ __forceinline__ void WgmmaInt8(int (&d)[kTokens / 2], const uint32_t (&a)[4],
+                                          uint64_t tokens, int add) {
+  if constexpr (kTokens == 64) {
+    AWQD_WGMMA("64k32", "s32.s8.s8", "", AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32("r", 0));
   } else {
-    static_assert(kTokens == 256);
-    AWQD_WGMMA_BOTH(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128(0))
+    static_assert(kTokens == 128);
+    AWQD_WGMMA("128k32", "s32.s8.s8", "", AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("r", 0));
   }
 }
-
-#undef AWQD_R4
-#undef AWQD_R8
-#undef AWQD_L8
-#undef AWQD_L16
-#undef AWQD_L20
-#undef AWQD_L24
-#undef AWQD_L28
-#undef AWQD_L32
-#undef AWQD_L36
-#undef AWQD_L40
-#undef AWQD_L44
-#undef AWQD_L48
-#undef AWQD_L52
-#undef AWQD_L56
-#undef AWQD_L60
-#undef AWQD_L64
-#undef AWQD_L68
-#undef AWQD_L72
-#undef AWQD_L76
-#undef AWQD_L80
-#undef AWQD_L88
-#undef AWQD_L96
-#undef AWQD_L104
-#undef AWQD_L112
-#undef AWQD_L120
-#undef AWQD_L128
-#undef AWQD_D4
-#undef AWQD_D8
-#undef AWQD_D16
-#undef AWQD_D20
-#undef AWQD_D24
-#undef AWQD_D28
-#undef AWQD_D32
-#undef AWQD_D36
-#undef AWQD_D40
-#undef AWQD_D44
-#undef AWQD_D48
-#undef AWQD_D52
-#undef AWQD_D56
-#undef AWQD_D60
-#undef AWQD_D64
-#undef AWQD_D68
-#undef AWQD_D72
-#undef AWQD_D76
-#undef AWQD_D80
-#undef AWQD_D88
-#undef AWQD_D96
-#undef AWQD_D104
-#undef AWQD_D112
-#undef AWQD_D120
-#undef AWQD_D128
-#undef AWQD_WGMMA
-#undef AWQD_WGMMA_BOTH
 
 }  // namespace awqd::cuda

@@ -13,12 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
-#include "kernels/formats/compressed_tensors/config.h"
+#include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
 
@@ -41,23 +40,17 @@ struct Settings {
   int64_t block_n = 0, block_k = 0;
 };
 
-absl::StatusOr<Strategy> ReadStrategy(const Setting& object) {
-  AWQD_ASSIGN_OR_RETURN(const std::string strategy, ReadWord(object, "strategy"));
-  if (strategy.empty()) return Strategy::kByShape;
-  if (strategy == "tensor") return Strategy::kTensor;
-  if (strategy == "channel") return Strategy::kChannel;
-  if (strategy == "group") return Strategy::kGroup;
-  if (strategy == "block") return Strategy::kBlock;
-  return UnreadSetting("strategy", Quoted(strategy),
-                       "\"tensor\", \"channel\", \"group\" or \"block\"");
-}
-
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   Settings out;
-  AWQD_ASSIGN_OR_RETURN(out.strategy, ReadStrategy(object));
+  AWQD_ASSIGN_OR_RETURN(const auto strategy, ReadChoice<Strategy>(object, "strategy",
+                                                                  {{"tensor", Strategy::kTensor},
+                                                                   {"channel", Strategy::kChannel},
+                                                                   {"group", Strategy::kGroup},
+                                                                   {"block", Strategy::kBlock}}));
   AWQD_ASSIGN_OR_RETURN(const auto group, ReadInteger(object, "group_size", -1, kMostBlock));
   AWQD_ASSIGN_OR_RETURN(const auto block_n, ReadInteger(object, "block_n", 1, kMostBlock));
   AWQD_ASSIGN_OR_RETURN(const auto block_k, ReadInteger(object, "block_k", 1, kMostBlock));
+  out.strategy = strategy.value_or(Strategy::kByShape);
   out.group_size = group.value_or(0);
   out.block_n = block_n.value_or(0);
   out.block_k = block_k.value_or(0);
@@ -76,10 +69,6 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
                     "at least 1 for strategy \"block\"");
   }
   return out;
-}
-
-absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  return ReadCompressedTensors(config, kFloatQuantizedFormat);
 }
 
 // "block_structure": the two numbers as block_n and block_k, which are checked later.
@@ -105,7 +94,7 @@ absl::Status ReadBlock(const Setting& weights, Setting* out) {
 absl::StatusOr<Fp8Scales> ScalesOf(const Settings& settings, const TensorView& scale,
                                    const TensorView& weight) {
   Fp8Scales out = {.name = "weight_scale"};
-  const int64_t n = weight.shape.size() == 2 ? weight.shape[0] : 0;
+  const int64_t n = weight.shape[0];
   const bool one = scale.shape.empty() || scale.shape == std::vector<int64_t>{1};
   const auto bad_shape = [&](absl::string_view expected) {
     return BadTensor("weight_scale", absl::StrCat("shape ", ShapeText(scale.shape)), expected);
@@ -114,7 +103,9 @@ absl::StatusOr<Fp8Scales> ScalesOf(const Settings& settings, const TensorView& s
     case Strategy::kByShape:
       return out;
     case Strategy::kTensor:
-      if (!one) return bad_shape("[1], one for all, as strategy is \"tensor\"");
+      if (!one && !AreOfProjections(weight, scale)) {
+        return bad_shape("[1], one for all, as strategy is \"tensor\"");
+      }
       return out;
     case Strategy::kChannel:
       if (one && n != 1) {
@@ -122,12 +113,10 @@ absl::StatusOr<Fp8Scales> ScalesOf(const Settings& settings, const TensorView& s
       }
       return out;
     case Strategy::kGroup:
-      out.kind = Fp8Scales::Kind::kBlocks;
       out.block_n = 1;
       out.block_k = settings.group_size == -1 ? kMostBlock : settings.group_size;
       return out;
     case Strategy::kBlock:
-      out.kind = Fp8Scales::Kind::kBlocks;
       out.block_n = settings.block_n;
       out.block_k = settings.block_k;
       return out;
@@ -135,30 +124,16 @@ absl::StatusOr<Fp8Scales> ScalesOf(const Settings& settings, const TensorView& s
   return out;
 }
 
-absl::Status CheckZeroPoint(const LinearTensors& tensors, const TensorView& scale) {
-  const TensorView* const zero = FindTensor(tensors, "weight_zero_point");
-  if (zero == nullptr) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(CheckTensor("weight_zero_point", *zero,
-                                   {"F8_E4M3", "I8", "U8", "F16", "BF16", "F32"},
-                                   scale.shape.size()));
-  if (zero->shape != scale.shape) {
-    return BadTensor("weight_zero_point", absl::StrCat("shape ", ShapeText(zero->shape)),
-                     absl::StrCat(ShapeText(scale.shape), ", as weight_scale"));
-  }
-  if (absl::c_all_of(zero->bytes, [](uint8_t byte) { return byte == 0; })) return absl::OkStatus();
-  return BadTensor("weight_zero_point", "other values than 0", "0: FP8 codes have none");
-}
-
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
                         NeedTensor(tensors, "weight_scale", "F32, BF16 or F16 scales"));
-  AWQD_ASSIGN_OR_RETURN(const Fp8Scales scales, ScalesOf(*settings, *scale, *weight));
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"F8_E4M3", "U8"}, 2));
+  AWQD_ASSIGN_OR_RETURN(const Fp8Scales scales, ScalesOf(settings, *scale, *weight));
   AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeFp8(scales, tensors));
-  AWQD_RETURN_IF_ERROR(CheckZeroPoint(tensors, *scale));
-  out.format = std::string(kFloatQuantizedFormat.name);
+  AWQD_RETURN_IF_ERROR(CheckNoZeroPoint(
+      tensors, *scale, {"F8_E4M3", "I8", "U8", "F16", "BF16", "F32"}, "FP8 codes have none"));
   return out;
 }
 
@@ -182,9 +157,8 @@ const Format kFloatQuantizedFormat = {.name = "float-quantized",
                                       .suffixes = kSuffixes,
                                       .optional_suffixes = kOptional,
                                       .code_dtypes = kCodeTypes,
-                                      .strict = true,
                                       .settings = kSettings,
-                                      .read = Read,
-                                      .decode = Decode};
+                                      .read = ReadCompressedTensors<&kFloatQuantizedFormat>,
+                                      .decode_parts = Decode};
 
 }  // namespace awqd

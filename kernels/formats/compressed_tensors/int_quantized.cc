@@ -6,12 +6,10 @@
 //   bias [N], optional
 //   input_scale F16, BF16 or F32 [1]: what static activations are divided by (DeclaredActivations)
 //   input_zero_point I8 [1]: 0
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
-#include "kernels/formats/compressed_tensors/config.h"
-#include "kernels/formats/compressed_tensors/parts.h"
+#include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/tensors.h"
 
@@ -52,10 +50,6 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   return out;
 }
 
-absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  return ReadCompressedTensors(config, kIntQuantizedFormat);
-}
-
 // --- Tensors ---
 
 // -2^(bits-1) .. 2^(bits-1)-1 -> 0 .. 2^bits-1, in place, of codes [K, N].
@@ -78,39 +72,23 @@ absl::Status MakeUnsigned(int bits, int64_t n, std::vector<uint8_t>* codes) {
   return absl::OkStatus();
 }
 
-absl::Status CheckZeroPoint(const LinearTensors& tensors, const TensorView& scale) {
-  const TensorView* zero = FindTensor(tensors, "weight_zero_point");
-  if (zero == nullptr) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(CheckTensor("weight_zero_point", *zero, {"I8"}, scale.shape.size()));
-  if (zero->shape != scale.shape) {
-    return BadTensor("weight_zero_point", absl::StrCat("shape ", ShapeText(zero->shape)),
-                     absl::StrCat(ShapeText(scale.shape), ", as weight_scale"));
-  }
-  if (absl::c_all_of(zero->bytes, [](uint8_t byte) { return byte == 0; })) return absl::OkStatus();
-  return BadTensor("weight_zero_point", "other values than 0", "0: symmetric codes have none");
-}
-
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "I8 [N, K]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
                         NeedTensor(tensors, "weight_scale", "F16, BF16 or F32 [N, groups]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"I8"}, 2));
   HostWeight out;
-  out.format = std::string(kIntQuantizedFormat.name);
   out.n = weight->shape[0];
   out.k = weight->shape[1];
   AWQD_RETURN_IF_ERROR(
-      DecodeIntegerScales(settings->strategy, settings->group_size, settings->bits, *scale, &out));
-  AWQD_RETURN_IF_ERROR(CheckZeroPoint(tensors, *scale));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings->activations, tensors));
+      DecodeIntegerScales(settings.strategy, settings.group_size, settings.bits, *scale, &out));
+  AWQD_RETURN_IF_ERROR(CheckNoZeroPoint(tensors, *scale, {"I8"}, "symmetric codes have none"));
+  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings.activations, tensors));
   if (weight->unread()) return out;
   std::vector<uint8_t> codes = Transposed(weight->bytes, out.n, out.k, 1);
-  AWQD_RETURN_IF_ERROR(MakeUnsigned(settings->bits, out.n, &codes));
-  out.codes =
-      settings->bits == 8 ? std::move(codes) : PackCodes(codes, out.k, out.n, settings->bits);
+  AWQD_RETURN_IF_ERROR(MakeUnsigned(settings.bits, out.n, &codes));
+  out.codes = settings.bits == 8 ? std::move(codes) : PackCodes(codes, out.k, out.n, settings.bits);
   return out;
 }
 
@@ -132,7 +110,7 @@ const Format kIntQuantizedFormat = {.name = "int-quantized",
                                     .code_dtypes = kCodeTypes,
                                     .spare_bytes_per_code = 1,
                                     .settings = kSettings,
-                                    .read = Read,
-                                    .decode = Decode};
+                                    .read = ReadCompressedTensors<&kIntQuantizedFormat>,
+                                    .decode_parts = Decode};
 
 }  // namespace awqd

@@ -24,11 +24,10 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
-#include "kernels/formats/compressed_tensors/config.h"
+#include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/compressed_tensors/packed_words.h"
-#include "kernels/formats/compressed_tensors/parts.h"
 #include "kernels/formats/format.h"
-#include "kernels/formats/group_index.h"
+#include "kernels/formats/gptq/gptq.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -58,24 +57,16 @@ struct Settings {
   ActivationQuantization activations = ActivationQuantization::kNone;
 };
 
-// One of two words, of which `yes` is true.
-absl::StatusOr<std::optional<bool>> ReadChoice(const Setting& object, absl::string_view name,
-                                               absl::string_view yes, absl::string_view no) {
-  AWQD_ASSIGN_OR_RETURN(const std::string word, ReadWord(object, name));
-  if (word.empty()) return std::optional<bool>();
-  if (word == yes || word == no) return std::optional(word == yes);
-  return UnreadSetting(name, Quoted(word, 64),
-                       absl::StrCat(Quoted(yes, 64), " or ", Quoted(no, 64)));
-}
-
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   Settings out;
   AWQD_ASSIGN_OR_RETURN(const auto bits, ReadInteger(object, "num_bits", 1, 32));
   AWQD_ASSIGN_OR_RETURN(out.group_size, ReadGroupSize(object));
   AWQD_ASSIGN_OR_RETURN(out.symmetric, ReadBool(object, "symmetric"));
   AWQD_ASSIGN_OR_RETURN(out.strategy, ReadStrategy(object));
-  AWQD_ASSIGN_OR_RETURN(out.mixed, ReadChoice(object, "actorder", "group", "weight"));
-  AWQD_ASSIGN_OR_RETURN(out.padded, ReadChoice(object, "packing", "padded", "dense"));
+  AWQD_ASSIGN_OR_RETURN(out.mixed,
+                        ReadChoice<bool>(object, "actorder", {{"group", true}, {"weight", false}}));
+  AWQD_ASSIGN_OR_RETURN(out.padded,
+                        ReadChoice<bool>(object, "packing", {{"padded", true}, {"dense", false}}));
   AWQD_ASSIGN_OR_RETURN(out.activations, ReadDeclaredActivations(object));
   if (!bits) return BadValue("num_bits", "nothing", "1 to 8");
   if (*bits > 8) return UnreadSetting("num_bits", absl::StrCat(*bits), "1 to 8");
@@ -84,10 +75,6 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
     return BadValue("group_size", "nothing", "at least 1 for strategy \"group\"");
   }
   return out;
-}
-
-absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  return ReadCompressedTensors(config, kPackQuantizedFormat);
 }
 
 // The setting of an "actorder" of config.json, which older files have as true and false.
@@ -104,7 +91,7 @@ absl::StatusOr<Setting> ReadOrder(const Setting& weights) {
   return UnreadSetting("actorder", Quoted(word, 64), "null, \"group\", \"weight\" or \"static\"");
 }
 
-// Which packing the library of that version has; nothing where it says none.
+// The packing of the library of that version; empty where the settings name none.
 absl::StatusOr<std::string> PackingOfVersion(const Setting& config) {
   AWQD_ASSIGN_OR_RETURN(const std::string version, ReadWord(config, "version"));
   const std::vector<absl::string_view> parts = absl::StrSplit(version, '.');
@@ -232,8 +219,7 @@ absl::string_view Lacks(const Setting& object, HasTensor has) {
 }
 
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
-  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* packed,
                         NeedTensor(tensors, "weight_packed", "I32 [N, K*bits/32]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
@@ -247,23 +233,21 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
                                      zeros->dtype == "I32" ? 2 : scale->shape.size()));
   }
   HostWeight out;
-  out.format = std::string(kPackQuantizedFormat.name);
   AWQD_RETURN_IF_ERROR(DecodeShape(*shape, *packed, &out));
   AWQD_ASSIGN_OR_RETURN(
       const PackedWords words,
-      FindPacking(settings->bits, settings->padded, *packed,
+      FindPacking(settings.bits, settings.padded, *packed,
                   zeros != nullptr && zeros->dtype == "I32" ? zeros : nullptr, out));
   const int64_t row = packed->unread() ? -1 : RowWithMoreCodes(packed->bytes, out.n, out.k, words);
   if (row >= 0) {
     return BadTensor("weight_shape", absl::StrCat("K = ", out.k),
                      absl::StrCat("more: row ", row, " of \"weight_packed\" has bits behind"));
   }
-  AWQD_RETURN_IF_ERROR(DecodeIntegerScales(StrategyOf(*settings, *scale), settings->group_size,
-                                           settings->bits, *scale, &out));
-  AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, words, zeros, *scale, &out));
-  AWQD_ASSIGN_OR_RETURN(out.order, DecodeOrder(*settings, tensors, out));
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings->activations, tensors));
+  AWQD_RETURN_IF_ERROR(DecodeIntegerScales(StrategyOf(settings, *scale), settings.group_size,
+                                           settings.bits, *scale, &out));
+  AWQD_RETURN_IF_ERROR(DecodeZeros(settings, words, zeros, *scale, &out));
+  AWQD_ASSIGN_OR_RETURN(out.order, DecodeOrder(settings, tensors, out));
+  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings.activations, tensors));
   if (packed->unread()) return out;
   out.codes = UnpackRowsOfWords(packed->bytes, out.n, out.k, words, out.order);
   return out;
@@ -277,7 +261,7 @@ absl::StatusOr<Setting> ReadPackQuantizedWeights(const Setting& weights, const S
   AWQD_ASSIGN_OR_RETURN(out.members["actorder"], ReadOrder(weights));
   AWQD_ASSIGN_OR_RETURN(const std::string packing, PackingOfVersion(config));
   if (!packing.empty()) out.members["packing"] = Setting::String(packing);
-  // What the library means where nothing is said.
+  // The defaults of the library.
   out.members.try_emplace("num_bits", Setting::Literal(int64_t{8}));
   out.members.try_emplace("symmetric", Setting::Literal(true));
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(out));
@@ -296,10 +280,8 @@ const Format kPackQuantizedFormat = {.name = "pack-quantized",
                                      .lacks = Lacks,
                                      .code_dtypes = kCodeTypes,
                                      .uncut_suffixes = kUncut,
-                                     .strict = true,
-                                     .foreign_ending = "_packed",
                                      .settings = kSettings,
-                                     .read = Read,
-                                     .decode = Decode};
+                                     .read = ReadCompressedTensors<&kPackQuantizedFormat>,
+                                     .decode_parts = Decode};
 
 }  // namespace awqd

@@ -1,7 +1,6 @@
 // Words to codes.
 #include "kernels/formats/compressed_tensors/packed_words.h"
 
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -11,13 +10,6 @@
 
 namespace awqd {
 namespace {
-
-// memcpy because neither safetensors files nor messages align their tensors.
-uint32_t LoadWord(const uint8_t* words, int64_t index) {
-  uint32_t word;
-  std::memcpy(&word, words + 4 * index, sizeof(word));
-  return word;
-}
 
 // Where code `index` begins, in bits from the first word's lowest.
 int64_t BitOf(PackedWords packed, int64_t index) {

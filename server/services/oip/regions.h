@@ -2,13 +2,14 @@
 //
 // A name and three values, no more: nothing is opened or mapped until a request names a region, and
 // then by the same SharedMemory, with the same rules, as a range of awqd.v1. So a region of a
-// client that died holds no memory, and unregistering one while it is in use disturbs nobody.
+// client that died holds no memory, and unregistering one while it is in use disturbs nobody. A
+// region whose object was removed or replaced is dropped, so that its name is free again.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,9 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
-#include "inference/grpc_service.pb.h"
 #include "kernels/base/mutex.h"
-#include "server/services/env.h"
+#include "server/services/shared_memory.h"
 
 namespace awqd::services::oip {
 
@@ -27,6 +27,7 @@ struct Region {
   std::string key;   // of shm_open, without the slash
   int64_t offset = 0;
   int64_t size = 0;
+  std::optional<SharedMemory::ObjectId> object = std::nullopt;  // when it was registered
 };
 
 // Thread-safe. Each owner, an identity, sees its own regions alone; without identities all callers
@@ -37,12 +38,17 @@ class Regions {
   static constexpr size_t kMaxRegions = 256;
   static constexpr size_t kMaxNameBytes = 128;
 
+  // `memory`, which outlives this, knows the objects.
+  explicit Regions(const SharedMemory* memory) : memory_(memory) {}
+
   // INVALID_ARGUMENT a bad name; ALREADY_EXISTS; RESOURCE_EXHAUSTED the owner has too many.
   absl::Status Register(const std::string& owner, Region region);
   // One, or all where `name` is empty. Nothing happens where there is none.
   void Unregister(const std::string& owner, const std::string& name);
   // One, or all where `name` is empty; sorted. NOT_FOUND no region of that name.
-  absl::StatusOr<std::vector<Region>> List(const std::string& owner, const std::string& name) const;
+  absl::StatusOr<std::vector<Region>> List(const std::string& owner, const std::string& name);
+  // The NOT_FOUND of a name without a region.
+  static absl::Status NoRegion(absl::string_view name);
 
   // Replaces the name of a region in `range` by its object, and adds the region's offset.
   // INVALID_ARGUMENT about `field` when there is no such region, or it ends before the range does.
@@ -50,21 +56,14 @@ class Regions {
                        v1::SharedMemory* range) const;
 
  private:
-  using Key = std::pair<std::string, std::string>;  // owner, name
+  using ByName = std::map<std::string, Region>;
 
+  // Drops the regions of the owner whose objects are gone, and the owner where none is left.
+  void DropGone(const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const SharedMemory* const memory_;
   mutable Mutex mu_;
-  std::map<Key, Region> regions_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, size_t> counts_ ABSL_GUARDED_BY(mu_);  // by owner
+  std::map<std::string, ByName> regions_ ABSL_GUARDED_BY(mu_);  // by owner; none is empty
 };
-
-// The calls about one owner's regions. UNIMPLEMENTED where shared memory is off; errors of Regions,
-// and of SharedMemory::Open for a range that cannot be opened now.
-absl::Status RegisterRegion(const Env& env, Regions* regions, const std::string& owner,
-                            const inference::SystemSharedMemoryRegisterRequest& request);
-absl::Status UnregisterRegion(const Env& env, Regions* regions, const std::string& owner,
-                              const inference::SystemSharedMemoryUnregisterRequest& request);
-absl::Status ListRegions(const Env& env, const Regions& regions, const std::string& owner,
-                         const inference::SystemSharedMemoryStatusRequest& request,
-                         inference::SystemSharedMemoryStatusResponse* response);
 
 }  // namespace awqd::services::oip

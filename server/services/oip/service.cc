@@ -1,23 +1,170 @@
-// The small methods, one line each: its name, the need of its callers, where it is answered.
-#include "server/services/oip/service.h"
-
+// The methods: ModelInfer and ModelStreamInfer, whose requests become requests of awqd.v1 in their
+// codec, and are handled as those are; then the small methods about the server and its regions.
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "inference/grpc_service.pb.h"
+#include "kernels/base/status.h"
+#include "server/obs/call_recorder.h"
+#include "server/obs/logging.h"
+#include "server/services/call_handlers.h"
+#include "server/services/env.h"
+#include "server/services/methods.h"
 #include "server/services/oip/models.h"
 #include "server/services/oip/regions.h"
-#include "server/services/oip/repository.h"
 #include "server/services/unary.h"
-#include "server/wire/oip/name.h"
+#include "server/wire/oip/infer_wire.h"
+#include "server/wire/oip/tensors.h"
+#include "server/wire/status.h"
 
 namespace awqd::services::oip {
 namespace {
 
 using security::Need;
-using transport::CallLoop, transport::ServerCall, transport::UnaryCall;
-using transport::WhileDraining;
+using transport::ServerCall, transport::StreamCall, transport::UnaryCall;
+
+// The owner of the regions that a call may use: its identity's name, or "".
+std::string OwnerName(const ServerCall& call) {
+  return call.identity() == nullptr ? "" : call.identity()->name;
+}
+
+// --- Inference ---
+
+// The surroundings of a request.
+struct Context {
+  const Env& env;
+  const Regions& regions;
+  std::string owner;  // whose regions the request may name
+  wire::oip::Frame frame;
+};
+
+template <typename Request>
+class OipCodec final : public Codec<Request> {
+ public:
+  explicit OipCodec(Context context) : context_(std::move(context)) {}
+
+  const google::protobuf::Descriptor& type() const override {
+    return *inference::ModelInferRequest::descriptor();
+  }
+  wire::PayloadPlace payload() const override { return wire::oip::kRawInputs; }
+  absl::Status Decode(const wire::RawMessage& message, const wire::FieldScan& scan,
+                      wire::ParsedRequest<Request>* out) override {
+    AWQD_RETURN_IF_ERROR(wire::oip::Decode(message.pieces(), scan, out, &echo_));
+    return ResolveRegions(&out->request);
+  }
+  // The requested version must be the one that is served.
+  absl::Status CheckFound() const override {
+    if (echo_.model_version.empty()) return absl::OkStatus();
+    const wire::oip::ModelName name = wire::oip::SplitName(echo_.model_name);
+    return FindModel(context_.env, name.model, echo_.model_version, "model_name").status();
+  }
+  std::string PeekId(wire::Pieces pieces) const override { return wire::oip::PeekId(pieces); }
+  grpc::ByteBuffer Encode(const std::string& id, const engine::ExecutionReport& report,
+                          const wire::Answer& answer, engine::StagingPool* staging) override {
+    return wire::oip::Encode(echo_, id, report, answer, context_.frame, staging);
+  }
+  absl::Status EncodeError(const absl::Status& status) const override {
+    return wire::oip::EncodeError(status);
+  }
+
+ private:
+  // Where shared memory is off, opening it says so.
+  absl::Status ResolveRegions(Request* request) const {
+    if (!context_.env.shared_memory->on()) return absl::OkStatus();
+    if constexpr (requires { request->mutable_activations(); }) {
+      if (request->activations().has_shared_memory()) {
+        AWQD_RETURN_IF_ERROR(
+            context_.regions.Resolve(context_.owner, "activations.shared_memory",
+                                     request->mutable_activations()->mutable_shared_memory()));
+      }
+    }
+    if (!request->has_output_shared_memory()) return absl::OkStatus();
+    return context_.regions.Resolve(context_.owner, "output_shared_memory",
+                                    request->mutable_output_shared_memory());
+  }
+
+  const Context context_;
+  wire::oip::Echo echo_;
+};
+
+// The message keeps its bytes.
+wire::oip::Kind PeekKind(const grpc::ByteBuffer& message) {
+  std::vector<grpc::Slice> slices;
+  if (!message.Valid() || !message.Dump(&slices).ok()) return wire::oip::Kind::kProduct;
+  absl::InlinedVector<absl::string_view, 4> pieces;
+  for (const grpc::Slice& slice : slices) {
+    pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return wire::oip::PeekKind(pieces);
+}
+
+// Makes the handler of a message on `call`. Takes nothing out of the message. The name of the model
+// says the method; it is read before the message is admitted and parsed.
+std::shared_ptr<RequestHandler> MakeHandler(Context context, absl::string_view method,
+                                            ServerCall* call, const grpc::ByteBuffer& message,
+                                            RequestHandler::Done done) {
+  const Env& env = context.env;
+  const auto make = [&](auto scheme) -> std::shared_ptr<RequestHandler> {
+    using Method = decltype(scheme);
+    auto codec = std::make_unique<OipCodec<typename Method::Request>>(std::move(context));
+    return HandlerOf<Method>::Make(env, method, call, std::move(codec), std::move(done));
+  };
+  switch (PeekKind(message)) {
+    case wire::oip::Kind::kStack:
+      return make(GroupedMatmulMethod());
+    case wire::oip::Kind::kMlp:
+      return make(GatedMlpMethod());
+    case wire::oip::Kind::kDequantize:
+      return make(DequantizeMethod());
+    case wire::oip::Kind::kProduct:
+      break;
+  }
+  return make(MatmulMethod());
+}
+
+// "INVALID_ARGUMENT: inputs[x]...": the protocol has no field for the code.
+grpc::ByteBuffer EncodeStreamError(absl::string_view request_id, const absl::Status& status) {
+  const absl::Status visible = wire::ForClient(status);
+  inference::ModelStreamInferResponse response;
+  response.set_error_message(
+      absl::StrCat(absl::StatusCodeToString(visible.code()), ": ", visible.message()));
+  response.mutable_infer_response()->set_id(std::string(request_id));
+  return wire::Encode(response);
+}
+
+void ServeInfer(const Env& env, const std::shared_ptr<Regions>& regions) {
+  // A burst of callers waits less when it need not be asked for one by one.
+  constexpr int kMany = 64, kSome = 8;
+  using wire::oip::Frame;
+  env.loop->Serve<UnaryCall>(
+      MethodPath("ModelInfer"), Need::kInfer, kMany, [&env, regions](UnaryCall* call) {
+        UnaryHandler<UnaryCall>::Start(call, [&](RequestHandler::Done done) {
+          return MakeHandler({env, *regions, OwnerName(*call), Frame::kAlone}, "ModelInfer", call,
+                             *call->request(), std::move(done));
+        });
+      });
+  env.admission->RejectWhileBusy(MethodPath("ModelInfer"));
+  env.loop->Serve<StreamCall>(
+      MethodPath("ModelStreamInfer"), Need::kInfer, kSome, [&env, regions](StreamCall* call) {
+        StreamProtocol protocol;
+        protocol.make_handler = [&env, regions, call](const grpc::ByteBuffer& message,
+                                                      RequestHandler::Done done) {
+          return MakeHandler({env, *regions, OwnerName(*call), Frame::kOnStream},
+                             "ModelStreamInfer", call, message, std::move(done));
+        };
+        protocol.encode_error = EncodeStreamError;
+        protocol.in_order = true;  // clients that send no ids count on it
+        HandleStream(env, call, std::move(protocol));
+      });
+}
+
+// --- The server: health, metadata, settings ---
 
 absl::Status IsLive(const Env&, const inference::ServerLiveRequest&,
                     inference::ServerLiveResponse* response) {
@@ -31,119 +178,159 @@ absl::Status IsReady(const Env& env, const inference::ServerReadyRequest&,
   return absl::OkStatus();
 }
 
-constexpr int kSlots = 4;
+absl::Status DescribeServer(const Env& env, const inference::ServerMetadataRequest&,
+                            inference::ServerMetadataResponse* response) {
+  response->set_name(kPlatform);
+  response->set_version(AWQD_VERSION);
+  for (const char* extension : {"model_repository", "model_configuration", "statistics",
+                                "binary_tensor_data", "parameters", "trace", "logging"}) {
+    response->add_extensions(extension);
+  }
+  if (env.shared_memory->on()) response->add_extensions("system_shared_memory");
+  return absl::OkStatus();
+}
 
-// Where and for whom a method is answered.
-struct UnaryOptions {
-  Need need = Need::kRead;
-  TaskQueue* queue = nullptr;  // null: at once, because all data is in memory
-  bool loads_model = false;    // loads the model that the request names first, if it is unloaded
-};
-// Health is answered while the server stops too, and is not counted in the budget.
-constexpr UnaryOptions kHealth = {Need::kHealth};
+absl::Status TellTracing(const Env& env, const inference::TraceSettingRequest& request,
+                         inference::TraceSettingResponse* response) {
+  for (const auto& [name, value] : request.settings()) {
+    if (value.value().empty()) continue;  // to ask is to set nothing
+    return wire::FieldError(absl::StrCat("settings[", obs::LogText(name, 64), "]"), "a value",
+                            "none: traces are set when the server starts");
+  }
+  const obs::CallRecorder* const recorder = env.options.transport.recorder;
+  const bool traces = recorder != nullptr && recorder->tracer() != nullptr;
+  (*response->mutable_settings())["trace_level"].add_value(traces ? "TIMESTAMPS" : "OFF");
+  return absl::OkStatus();
+}
 
-template <typename Request, typename Response>
-void ServeUnary(const Env& env, CallLoop* loop, absl::string_view method,
-                const UnaryOptions& options, Filler<Request, Response> fill) {
-  const bool is_health = options.need == Need::kHealth;
-  const auto handle = [&env, options, is_health, fill](UnaryCall* call) {
-    if constexpr (requires(const Request& request) { request.name(); }) {
-      if (options.loads_model) {
-        return AnswerLoaded(
-            options.queue, env, call,
-            [](const Request& request) { return wire::oip::SplitName(request.name()).model; },
-            fill);
-      }
+absl::Status TellLogging(const Env&, const inference::LogSettingsRequest& request,
+                         inference::LogSettingsResponse* response) {
+  for (const auto& [name, value] : request.settings()) {
+    if (value.parameter_choice_case() ==
+        inference::LogSettingsRequest::SettingValue::PARAMETER_CHOICE_NOT_SET) {
+      continue;
     }
-    if (options.queue != nullptr) return AnswerOn(options.queue, env, call, fill);
-    AnswerWith<Request, Response>(
-        is_health ? nullptr : env.in_flight, call,
-        [&](const Request& request, Response* response) { return fill(env, request, response); });
-  };
-  loop->Serve<UnaryCall>(MethodPath(method), options.need, kSlots, handle,
-                         is_health ? WhileDraining::kServed : WhileDraining::kRejected);
+    return wire::FieldError(absl::StrCat("settings[", obs::LogText(name, 64), "]"), "a value",
+                            "none: the log is set when the server starts");
+  }
+  auto& settings = *response->mutable_settings();
+  settings["log_info"].set_bool_param(obs::Logs(obs::LogLevel::kInfo));
+  settings["log_warning"].set_bool_param(obs::Logs(obs::LogLevel::kWarning));
+  settings["log_error"].set_bool_param(obs::Logs(obs::LogLevel::kError));
+  settings["log_verbose_level"].set_uint32_param(obs::Logs(obs::LogLevel::kDebug) ? 1 : 0);
+  return absl::OkStatus();
 }
 
-// A call about the regions of its owner: `answer(owner, request, response)`.
-template <typename Request, typename Response, typename Answer>
-void ServeOwner(const Env& env, CallLoop* loop, absl::string_view method, Answer answer) {
-  loop->Serve<UnaryCall>(MethodPath(method), Need::kInfer, kSlots, [&env, answer](UnaryCall* call) {
-    AnswerWith<Request, Response>(env.in_flight, call,
-                                  [&](const Request& request, Response* response) {
-                                    return answer(OwnerName(*call), request, response);
-                                  });
-  });
+// --- Shared memory ---
+
+absl::StatusOr<int64_t> ToSigned(uint64_t value, absl::string_view field) {
+  if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return static_cast<int64_t>(value);
+  }
+  return wire::FieldError(field, absl::StrCat(value), "less than 2^63");
 }
 
-void ServeIndex(const Env& env, CallLoop* loop) {
-  using Request = inference::RepositoryIndexRequest;
-  const auto names = std::make_shared<NameList>();
-  loop->Serve<UnaryCall>(
-      MethodPath("RepositoryIndex"), Need::kRead, kSlots, [&env, names](UnaryCall* call) {
-        RunOn<Request>(env.lists, env, call, [&env, names, call](const Request& request) {
-          grpc::ByteBuffer answer;
-          const absl::Status status = CatchExceptions([&]() -> absl::Status {
-            AWQD_ASSIGN_OR_RETURN(answer, names->Encoded(env, request));
-            return call->lease()->Resize(static_cast<int64_t>(answer.Length()), "answer");
-          });
-          status.ok() ? call->Answer(answer) : call->Finish(wire::ToGrpc(status));
-        });
-      });
+// The fields of awqd.v1.SharedMemory, as this protocol calls them.
+absl::Status RenameFields(const absl::Status& status) {
+  constexpr std::pair<absl::string_view, absl::string_view> kWords[] = {
+      {"key.name", "key"}, {"key.offset", "offset"}, {"key.size", "byte_size"}};
+  const std::string field = wire::FieldOf(status);
+  absl::string_view rest = status.message();
+  for (const auto& [theirs, ours] : kWords) {
+    if (field != theirs || !absl::ConsumePrefix(&rest, theirs)) continue;
+    return wire::WithField(absl::Status(status.code(), absl::StrCat(ours, rest)), ours);
+  }
+  return status;
 }
 
-void ServeRegions(const Env& env, const std::shared_ptr<Regions>& regions, CallLoop* loop) {
-  using inference::SystemSharedMemoryRegisterRequest, inference::SystemSharedMemoryRegisterResponse;
-  using inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse;
-  using inference::SystemSharedMemoryUnregisterRequest;
-  using inference::SystemSharedMemoryUnregisterResponse;
-  ServeOwner<SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse>(
-      env, loop, "SystemSharedMemoryStatus",
-      [&env, regions](const std::string& owner, const auto& request, auto* response) {
-        return ListRegions(env, *regions, owner, request, response);
-      });
-  ServeOwner<SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse>(
-      env, loop, "SystemSharedMemoryRegister",
-      [&env, regions](const std::string& owner, const auto& request, auto*) {
-        return RegisterRegion(env, regions.get(), owner, request);
-      });
-  ServeOwner<SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse>(
-      env, loop, "SystemSharedMemoryUnregister",
-      [&env, regions](const std::string& owner, const auto& request, auto*) {
-        return UnregisterRegion(env, regions.get(), owner, request);
-      });
+// The range is opened once, so that the client hears now of one that cannot be used.
+absl::Status RegisterRegion(const Env& env, Regions* regions, const std::string& owner,
+                            const inference::SystemSharedMemoryRegisterRequest& request,
+                            inference::SystemSharedMemoryRegisterResponse*) {
+  Region region = {.name = request.name(),
+                   .key = std::string(absl::StripPrefix(request.key(), "/"))};
+  AWQD_ASSIGN_OR_RETURN(region.offset, ToSigned(request.offset(), "offset"));
+  AWQD_ASSIGN_OR_RETURN(region.size, ToSigned(request.byte_size(), "byte_size"));
+  v1::SharedMemory range;
+  range.set_name(region.key);
+  range.set_offset(region.offset);
+  range.set_size(region.size);
+  const absl::Status opened =
+      env.shared_memory->Open(range, SharedMemory::Access::kRead, "key").status();
+  if (!opened.ok()) return RenameFields(opened);
+  region.object = env.shared_memory->Identify(region.key);
+  return regions->Register(owner, std::move(region));
+}
+
+absl::Status UnregisterRegion(const Env&, Regions* regions, const std::string& owner,
+                              const inference::SystemSharedMemoryUnregisterRequest& request,
+                              inference::SystemSharedMemoryUnregisterResponse*) {
+  regions->Unregister(owner, request.name());
+  return absl::OkStatus();
+}
+
+absl::Status ListRegions(const Env&, Regions* regions, const std::string& owner,
+                         const inference::SystemSharedMemoryStatusRequest& request,
+                         inference::SystemSharedMemoryStatusResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(const std::vector<Region> found, regions->List(owner, request.name()));
+  for (const Region& region : found) {
+    auto& status = (*response->mutable_regions())[region.name];
+    status.set_name(region.name);
+    status.set_key(region.key);
+    status.set_offset(region.offset);
+    status.set_byte_size(region.size);
+  }
+  return absl::OkStatus();
+}
+
+// There is no CUDA shared memory. Clients list and unregister all regions before they begin, so
+// only registering one is UNIMPLEMENTED.
+absl::Status RegisterCudaRegion(const Env&, const inference::CudaSharedMemoryRegisterRequest&,
+                                inference::CudaSharedMemoryRegisterResponse*) {
+  return absl::UnimplementedError(
+      "CUDA shared memory: this server has none; use system shared memory "
+      "(SystemSharedMemoryRegister) or raw_input_contents");
+}
+
+absl::Status UnregisterCudaRegion(const Env&, const inference::CudaSharedMemoryUnregisterRequest&,
+                                  inference::CudaSharedMemoryUnregisterResponse*) {
+  return absl::OkStatus();
+}
+
+absl::Status ListCudaRegions(const Env&, const inference::CudaSharedMemoryStatusRequest& request,
+                             inference::CudaSharedMemoryStatusResponse*) {
+  return request.name().empty() ? absl::OkStatus() : Regions::NoRegion(request.name());
 }
 
 }  // namespace
 
-std::string MethodPath(absl::string_view method) {
-  return absl::StrCat(inference::ModelInferRequest::descriptor()->file()->service(0)->full_name(),
-                      "/", method);
-}
-
-std::string OwnerName(const ServerCall& call) {
-  return call.identity() == nullptr ? "" : call.identity()->name;
-}
-
-void Serve(const Env& env, CallLoop* loop) {
+void Serve(const Env& env) {
   // The table lives as long as the handlers that know it.
-  const auto regions = std::make_shared<Regions>();
-  const UnaryOptions in_memory = {}, pages = {.queue = env.pages};
-  const UnaryOptions of_model = {.queue = env.pages, .loads_model = true};
-  const UnaryOptions loads = {Need::kModelControl, env.loads};
-  ServeInfer(env, regions, loop);
-  ServeRegions(env, regions, loop);
-  ServeUnary(env, loop, "ServerLive", kHealth, IsLive);
-  ServeUnary(env, loop, "ServerReady", kHealth, IsReady);
-  ServeUnary(env, loop, "ModelReady", in_memory, IsModelReady);
-  ServeUnary(env, loop, "ServerMetadata", in_memory, DescribeServer);
-  ServeUnary(env, loop, "ModelMetadata", of_model, DescribeModel);
-  ServeUnary(env, loop, "ModelConfig", of_model, ConfigureModel);
-  ServeUnary(env, loop, "ModelStatistics", pages, CountModels);
-  ServeUnary(env, loop, "TraceSetting", in_memory, TellTracing);
-  ServeUnary(env, loop, "LogSettings", in_memory, TellLogging);
-  ServeIndex(env, loop);
-  ServeUnary(env, loop, "RepositoryModelLoad", loads, Load);
-  ServeUnary(env, loop, "RepositoryModelUnload", loads, Unload);
+  const auto regions = std::make_shared<Regions>(env.shared_memory.get());
+  const UnaryOptions health = {.need = Need::kHealth}, infer = {.need = Need::kInfer};
+  const auto serve_owner = [&]<typename Request, typename Response>(
+                               absl::string_view method,
+                               absl::Status (*fill)(const Env&, Regions*, const std::string& owner,
+                                                    const Request&, Response*)) {
+    ServeUnary<Request, Response>(
+        env, MethodPath(method), infer,
+        [&env, regions, fill](const UnaryCall& call, const Request& request, Response* response) {
+          return fill(env, regions.get(), OwnerName(call), request, response);
+        });
+  };
+  ServeInfer(env, regions);
+  ServeModels(env);
+  ServeUnary(env, MethodPath("ServerLive"), health, IsLive);
+  ServeUnary(env, MethodPath("ServerReady"), health, IsReady);
+  ServeUnary(env, MethodPath("ServerMetadata"), {}, DescribeServer);
+  ServeUnary(env, MethodPath("TraceSetting"), {}, TellTracing);
+  ServeUnary(env, MethodPath("LogSettings"), {}, TellLogging);
+  serve_owner("SystemSharedMemoryStatus", ListRegions);
+  serve_owner("SystemSharedMemoryRegister", RegisterRegion);
+  serve_owner("SystemSharedMemoryUnregister", UnregisterRegion);
+  ServeUnary(env, MethodPath("CudaSharedMemoryStatus"), infer, ListCudaRegions);
+  ServeUnary(env, MethodPath("CudaSharedMemoryRegister"), infer, RegisterCudaRegion);
+  ServeUnary(env, MethodPath("CudaSharedMemoryUnregister"), infer, UnregisterCudaRegion);
 }
 
 }  // namespace awqd::services::oip

@@ -20,7 +20,7 @@ struct Echo {
   std::string model_name;
   std::string model_version;  // as the request has it
   Kind kind = Kind::kProduct;
-  RegionRange output;           // where the answer goes; no region: into the message
+  v1::SharedMemory output;      // where the answer goes; no name: into the message
   bool execution = false;       // the answer says what ran
   bool final_response = false;  // the answer says that no other follows it
 };
@@ -28,14 +28,13 @@ struct Echo {
 // "w" of a weight that is dequantised, "y" of all products.
 absl::string_view OutputName(Kind kind);
 
-// Each decodes a message that passed ScanFields, for a model of that kind. The request is then what
-// a client of awqd.v1 would have sent, and not checked any further; a range of shared memory has
-// the name of a region. INVALID_ARGUMENT names the field of this protocol.
-absl::Status Decode(Pieces pieces, ParsedRequest<v1::QuantizedMatmulRequest>* out, Echo* echo);
-absl::Status Decode(Pieces pieces, ParsedRequest<v1::GroupedQuantizedMatmulRequest>* out,
-                    Echo* echo);
-absl::Status Decode(Pieces pieces, ParsedRequest<v1::GatedMlpRequest>* out, Echo* echo);
-absl::Status Decode(Pieces pieces, ParsedRequest<v1::DequantizeRequest>* out, Echo* echo);
+// Decodes a message that passed ScanFields. The type of the request says for which kind of model:
+// QuantizedMatmulRequest, GroupedQuantizedMatmulRequest, GatedMlpRequest or DequantizeRequest. The
+// request is then as a client of awqd.v1 would have sent it, and is not checked any further; a
+// range of shared memory has the name of a region. INVALID_ARGUMENT names the field of this
+// protocol.
+template <typename Request>
+absl::Status Decode(Pieces pieces, const FieldScan& scan, ParsedRequest<Request>* out, Echo* echo);
 
 // The kind of a message that was not parsed yet; whether its name is one is for Decode to say.
 Kind PeekKind(Pieces pieces);

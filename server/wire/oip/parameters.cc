@@ -2,16 +2,14 @@
 // goes.
 #include "server/wire/oip/parameters.h"
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <optional>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/wire/status.h"
 
@@ -49,83 +47,51 @@ std::string TextOf(const InferParameter& value) {
   return "nothing";
 }
 
-absl::StatusOr<int64_t> IntOf(const InferParameter& value, absl::string_view field, int64_t min,
-                              int64_t max) {
+// From 0 to `max`; none for another number or type.
+std::optional<int64_t> IntOf(const InferParameter& value,
+                             int64_t max = std::numeric_limits<int64_t>::max()) {
   std::optional<int64_t> number;
   if (value.has_int64_param()) number = value.int64_param();
   if (value.has_uint64_param() &&
       value.uint64_param() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     number = static_cast<int64_t>(value.uint64_param());
   }
-  if (number && *number >= min && *number <= max) return *number;
-  return FieldError(field, TextOf(value),
-                    max == std::numeric_limits<int64_t>::max()
-                        ? absl::StrCat("an integer of at least ", min)
-                        : absl::StrCat("an integer from ", min, " to ", max));
+  return number && *number >= 0 && *number <= max ? number : std::nullopt;
+}
+constexpr absl::string_view kAnInteger = "an integer of at least 0";
+
+// Reads one value. False where it is none that the parameter may have.
+using Reader = bool (*)(const InferParameter& value, Parameters* out);
+
+// An enum by the name of its value.
+template <auto kField, auto kParse>
+bool ReadEnum(const InferParameter& value, Parameters* out) {
+  return value.has_string_param() && kParse(value.string_param(), &(out->*kField));
 }
 
-constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-
-// Reads one value.
-using Reader = absl::Status (*)(const InferParameter& value, absl::string_view field,
-                                Parameters* out);
-
-// An enum by the name of its value; `values`: for the error.
-template <typename Enum, typename Parse>
-absl::Status ReadEnum(const InferParameter& value, absl::string_view field, Parse parse,
-                      absl::string_view values, Enum* out) {
-  if (value.has_string_param() && parse(value.string_param(), out)) return absl::OkStatus();
-  return FieldError(field, TextOf(value), values);
+bool ReadPriority(const InferParameter& value, Parameters* out) {
+  const std::optional<int64_t> level = IntOf(value, kPriorityLevels);
+  if (level && *level > 0) out->priority = static_cast<int32_t>(kDefaultPriority - *level);
+  return level.has_value();
 }
 
-absl::Status ReadPriority(const InferParameter& value, absl::string_view field, Parameters* out) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t level, IntOf(value, field, 0, kPriorityLevels));
-  out->priority = level == 0 ? 0 : static_cast<int32_t>(kDefaultPriority - level);
-  return absl::OkStatus();
-}
-
-absl::Status ReadTimeout(const InferParameter& value, absl::string_view field, Parameters* out) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t us, IntOf(value, field, 0, kAny));
-  if (us > 0) out->timeout = absl::Microseconds(us);  // 0 is the protocol's word for none
-  return absl::OkStatus();
-}
-
-absl::Status ReadOutput(const InferParameter& value, absl::string_view field, Parameters* out) {
-  return ReadEnum(value, field, v1::DType_Parse, "\"FP16\", \"BF16\" or \"FP32\"",
-                  &out->output_dtype);
-}
-
-absl::Status ReadPath(const InferParameter& value, absl::string_view field, Parameters* out) {
-  return ReadEnum(value, field, v1::Path_Parse, "\"AUTO\", \"FUSED\" or \"DEQUANTIZE\"",
-                  &out->path);
-}
-
-absl::Status ReadFunction(const InferParameter& value, absl::string_view field, Parameters* out) {
-  return ReadEnum(value, field, v1::ActivationFunction_Parse,
-                  "\"NONE\", \"RELU\", \"GELU\" or \"SILU\"", &out->activation_function);
-}
-
-absl::Status ReadQuantization(const InferParameter& value, absl::string_view field,
-                              Parameters* out) {
-  return ReadEnum(
-      value, field, v1::ActivationQuantization_Parse,
-      "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\" or "
-      "\"ACTIVATIONS_FLOATING\"",
-      &out->activation_quantization);
+bool ReadTimeout(const InferParameter& value, Parameters* out) {
+  const std::optional<int64_t> us = IntOf(value);
+  if (us && *us > 0) out->timeout = absl::Microseconds(*us);  // 0 is the protocol's word for none
+  return us.has_value();
 }
 
 template <bool Parameters::*kFlag>
-absl::Status ReadFlag(const InferParameter& value, absl::string_view field, Parameters* out) {
-  if (!value.has_bool_param()) return FieldError(field, TextOf(value), "true or false");
+bool ReadFlag(const InferParameter& value, Parameters* out) {
   out->*kFlag = value.bool_param();
-  return absl::OkStatus();
+  return value.has_bool_param();
 }
 
-template <v1::Range Parameters::*kRange, bool kEnd>
-absl::Status ReadBound(const InferParameter& value, absl::string_view field, Parameters* out) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t bound, IntOf(value, field, 0, kAny));
-  kEnd ? (out->*kRange).set_end(bound) : (out->*kRange).set_begin(bound);
-  return absl::OkStatus();
+template <v1::Range Parameters::*kRange, void (v1::Range::*kSet)(int64_t)>
+bool ReadBound(const InferParameter& value, Parameters* out) {
+  const std::optional<int64_t> bound = IntOf(value);
+  if (bound) (out->*kRange.*kSet)(*bound);
+  return bound.has_value();
 }
 
 constexpr unsigned KindBit(Kind kind) { return 1u << static_cast<int>(kind); }
@@ -133,27 +99,40 @@ constexpr unsigned kProducts =
     KindBit(Kind::kProduct) | KindBit(Kind::kStack) | KindBit(Kind::kMlp);
 constexpr unsigned kAll = kProducts | KindBit(Kind::kDequantize);
 
+constexpr unsigned kProduct = KindBit(Kind::kProduct);
+constexpr unsigned kBlock = KindBit(Kind::kDequantize);
+
 struct ParameterRow {
   absl::string_view name;
   unsigned kinds;
   Reader read;
+  absl::string_view expected;  // for the error
 };
 
 constexpr ParameterRow kParameters[] = {
-    {"priority", kProducts, ReadPriority},
-    {"timeout", kAll, ReadTimeout},
-    {"output_dtype", kAll, ReadOutput},
-    {"path", kProducts, ReadPath},
-    {"activation_function", kProducts, ReadFunction},
-    {"activation_quantization", KindBit(Kind::kProduct), ReadQuantization},
-    {"row_begin", KindBit(Kind::kDequantize), ReadBound<&Parameters::rows, false>},
-    {"row_end", KindBit(Kind::kDequantize), ReadBound<&Parameters::rows, true>},
-    {"column_begin", KindBit(Kind::kDequantize), ReadBound<&Parameters::columns, false>},
-    {"column_end", KindBit(Kind::kDequantize), ReadBound<&Parameters::columns, true>},
-    {"execution", kAll, ReadFlag<&Parameters::execution>},
+    {"priority", kProducts, ReadPriority, "an integer from 0 to 9"},
+    {"timeout", kAll, ReadTimeout, kAnInteger},
+    {"output_dtype", kAll, ReadEnum<&Parameters::output_dtype, v1::DType_Parse>,
+     "\"FP16\", \"BF16\" or \"FP32\""},
+    {"path", kProducts, ReadEnum<&Parameters::path, v1::Path_Parse>,
+     "\"AUTO\", \"FUSED\" or \"DEQUANTIZE\""},
+    {"activation_function", kProducts,
+     ReadEnum<&Parameters::activation_function, v1::ActivationFunction_Parse>,
+     "\"NONE\", \"RELU\", \"GELU\" or \"SILU\""},
+    {"activation_quantization", kProduct,
+     ReadEnum<&Parameters::activation_quantization, v1::ActivationQuantization_Parse>,
+     "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\" or "
+     "\"ACTIVATIONS_FLOATING\""},
+    {"row_begin", kBlock, ReadBound<&Parameters::rows, &v1::Range::set_begin>, kAnInteger},
+    {"row_end", kBlock, ReadBound<&Parameters::rows, &v1::Range::set_end>, kAnInteger},
+    {"column_begin", kBlock, ReadBound<&Parameters::columns, &v1::Range::set_begin>, kAnInteger},
+    {"column_end", kBlock, ReadBound<&Parameters::columns, &v1::Range::set_end>, kAnInteger},
+    {"execution", kAll, ReadFlag<&Parameters::execution>, "true or false"},
     // Set by tritonclient and perf_analyzer for servers that may answer a request several times.
-    {"triton_enable_empty_final_response", kAll, ReadFlag<&Parameters::final_response>},
+    {"triton_enable_empty_final_response", kAll, ReadFlag<&Parameters::final_response>,
+     "true or false"},
 };
+static_assert(kPriorityLevels == 9, "the text of `priority` says so");
 
 std::vector<absl::string_view> KnownOf(Kind kind) {
   std::vector<absl::string_view> known;
@@ -175,52 +154,52 @@ absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out)
   for (const auto& [name, value] : map) {
     const std::string field = FieldText("parameters", name);
     const auto* const line =
-        std::find_if(std::begin(kParameters), std::end(kParameters),
-                     [&, &name = name](const ParameterRow& candidate) {
-                       return candidate.name == name && (candidate.kinds & KindBit(kind)) != 0;
-                     });
+        absl::c_find_if(kParameters, [&, &name = name](const ParameterRow& candidate) {
+          return candidate.name == name && (candidate.kinds & KindBit(kind)) != 0;
+        });
     if (line == std::end(kParameters)) return Unknown(field, value, KnownOf(kind));
-    AWQD_RETURN_IF_ERROR(line->read(value, field, out));
+    if (!line->read(value, out)) return FieldError(field, TextOf(value), line->expected);
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, RegionRange* out) {
+absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
+                             v1::SharedMemory* out) {
   if (map.empty()) return absl::OkStatus();
   constexpr absl::string_view kKnown[] = {kRegion, kOffset, kSize};
   const std::string parameters = absl::StrCat(field, ".parameters");
-  bool sized = false, placed = false;
+  std::optional<int64_t> size;
+  bool placed = false;
   for (const auto& [name, value] : map) {
-    if (std::find(std::begin(kOverHttp), std::end(kOverHttp), name) != std::end(kOverHttp)) {
-      continue;
-    }
+    if (absl::c_linear_search(kOverHttp, name)) continue;
     placed = true;
     const std::string at = FieldText(parameters, name);
     if (name == kRegion) {
       if (!value.has_string_param() || value.string_param().empty()) {
         return FieldError(at, TextOf(value), "the name of a region");
       }
-      out->region = value.string_param();
-    } else if (name == kOffset) {
-      AWQD_ASSIGN_OR_RETURN(out->offset, IntOf(value, at, 0, kAny));
-    } else if (name == kSize) {
-      AWQD_ASSIGN_OR_RETURN(out->size, IntOf(value, at, 0, kAny));
-      sized = true;
+      out->set_name(value.string_param());
+    } else if (name == kOffset || name == kSize) {
+      const std::optional<int64_t> number = IntOf(value);
+      if (!number) return FieldError(at, TextOf(value), kAnInteger);
+      if (name == kOffset) out->set_offset(*number);
+      if (name == kSize) size = number;
     } else {
       return Unknown(at, value, kKnown);
     }
   }
-  if (placed && (out->region.empty() || !sized)) {
-    return FieldError(FieldText(parameters, out->region.empty() ? kRegion : kSize), "nothing",
+  if (placed && (out->name().empty() || !size)) {
+    return FieldError(FieldText(parameters, out->name().empty() ? kRegion : kSize), "nothing",
                       absl::StrCat(kRegion, " and ", kSize, " together"));
   }
+  out->set_size(size.value_or(0));
   return absl::OkStatus();
 }
 
-void FillRegionRange(const RegionRange& range, ParameterMap* out) {
-  (*out)[kRegion].set_string_param(range.region);
-  (*out)[kSize].set_int64_param(range.size);
-  if (range.offset != 0) (*out)[kOffset].set_int64_param(range.offset);
+void FillRegionRange(const v1::SharedMemory& range, ParameterMap* out) {
+  (*out)[kRegion].set_string_param(range.name());
+  (*out)[kSize].set_int64_param(range.size());
+  if (range.offset() != 0) (*out)[kOffset].set_int64_param(range.offset());
 }
 
 }  // namespace awqd::wire::oip

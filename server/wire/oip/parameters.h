@@ -37,18 +37,12 @@ inline constexpr int64_t kDefaultPriority = 5;
 // another type or out of range.
 absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out);
 
-// A tensor's place in shared memory. `region` is empty: the tensor is in the message.
-struct RegionRange {
-  std::string region;
-  int64_t offset = 0;
-  int64_t size = 0;
-};
-
-// Reads the range of an input or an output; `field` is its path in the request. INVALID_ARGUMENT as
-// above.
-absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, RegionRange* out);
+// Reads the place of an input or an output in shared memory, whose name is that of a region; empty:
+// the tensor is in the message. `field` is its path in the request. INVALID_ARGUMENT as above.
+absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
+                             v1::SharedMemory* out);
 
 // Writes the range of an answer.
-void FillRegionRange(const RegionRange& range, ParameterMap* out);
+void FillRegionRange(const v1::SharedMemory& range, ParameterMap* out);
 
 }  // namespace awqd::wire::oip

@@ -24,9 +24,6 @@ class LocalMessage {
   LocalMessage& operator=(const LocalMessage&) = delete;
 
   Message& operator*() { return message_; }
-  const Message& operator*() const { return message_; }
-  Message* operator->() { return &message_; }
-  const Message* operator->() const { return &message_; }
 
  private:
 #if defined(AWQD_THREAD_SANITIZER)
@@ -40,22 +37,8 @@ class LocalMessage {
 #endif
 };
 
-// A request as it was parsed: the contents of raw_input_contents(i) are the bytes raw[i], and the
-// field is empty; or `raw` is empty and they are in the fields.
-struct InferMessage {
-  LocalMessage<inference::ModelInferRequest> request;
-  WireRanges raw;
-
-  int64_t raw_bytes(int i) const {
-    return raw.empty() ? static_cast<int64_t>(request->raw_input_contents(i).size()) : raw[i].size;
-  }
-};
-
 // Where the payloads of a ModelInferRequest lie.
 inline constexpr PayloadPlace kRawInputs = {0, 7};
-
-// Parses a message that passed ScanFields. False when the bytes are no ModelInferRequest.
-bool ParseInfer(Pieces pieces, InferMessage* out);
 
 // An input that a model takes.
 struct Slot {
@@ -72,11 +55,13 @@ struct Inputs {
   bool typed = false;            // the payload has contents
 };
 
-// Fills the tensors of the inputs that are there. A tensor in shared memory names its region, which
-// is yet to be looked up. INVALID_ARGUMENT: an input that no slot has, or that comes twice, an
-// element type that is none of awqd.v1, contents of another type than it, raw contents beside typed
-// ones, or not one for each input. Shapes and sizes are checked with the request that they become.
-absl::StatusOr<Inputs> TakeInputs(InferMessage* message, Pieces pieces,
-                                  absl::Span<const Slot> slots);
+// Fills the tensors of the inputs that are there. `raw`: the entries of raw_input_contents where
+// they were left in the message; empty: they are in the request. A tensor in shared memory names
+// its region, which is yet to be looked up. INVALID_ARGUMENT: an input that no slot has, or that
+// comes twice, an element type that is none of awqd.v1, contents of another type than it, raw
+// contents beside typed ones, or not one for each input. Shapes and sizes are checked with the
+// request that they become.
+absl::StatusOr<Inputs> TakeInputs(inference::ModelInferRequest* request, const WireRanges& raw,
+                                  Pieces pieces, absl::Span<const Slot> slots);
 
 }  // namespace awqd::wire::oip

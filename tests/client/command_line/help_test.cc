@@ -1,4 +1,4 @@
-// Help texts: their width and their short form.
+// Help texts: their width and their short form; suggestions for misspelled flags.
 #include "client/command_line/help.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ TEST(HelpAsked, ShortOrAll) {
 std::string HelpOf(HelpDetail detail) {
   CLI::App app("An app " + std::string(30, 'x') +
                    " with a description that does not fit one line "
-                   "of a terminal of a hundred columns.",
+                   "of a terminal of eighty columns.",
                "app");
   app.formatter(std::make_shared<HelpFormatter>(detail));
   int number = 7;
@@ -61,7 +61,7 @@ std::string HelpOf(HelpDetail detail) {
   return app.help();
 }
 
-TEST(HelpFormatter, FitsAHundredColumns) {
+TEST(HelpFormatter, FitsEightyColumns) {
   for (const HelpDetail detail : {HelpDetail::kShort, HelpDetail::kAll}) {
     const std::string help = HelpOf(detail);
     for (const absl::string_view line : absl::StrSplit(help, '\n')) {
@@ -78,10 +78,34 @@ std::string Flowing(const std::string& text) {
 }
 
 TEST(HelpFormatter, TheShortFormHasFirstSentences) {
-  EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("More of them")));
-  EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("default 7")));
-  EXPECT_THAT(HelpOf(HelpDetail::kAll), HasSubstr("More of them"));
+  EXPECT_THAT(Flowing(HelpOf(HelpDetail::kShort)), Not(HasSubstr("More of them")));
+  EXPECT_THAT(Flowing(HelpOf(HelpDetail::kShort)), Not(HasSubstr("INT in [1")));
+  EXPECT_THAT(Flowing(HelpOf(HelpDetail::kAll)), HasSubstr("More of them"));
   EXPECT_THAT(Flowing(HelpOf(HelpDetail::kAll)), HasSubstr("(default 7; INT in [1 - 9])"));
+}
+
+TEST(HelpFormatter, TheShortFormHasDefaultsAndWhatTheyMean) {
+  const std::string short_form = Flowing(HelpOf(HelpDetail::kShort));
+  EXPECT_THAT(short_form, HasSubstr("beside the flag's name. (default 7) "));
+  EXPECT_THAT(short_form, HasSubstr("Keeps it. (default true) "));
+  CLI::App app("An app", "app");
+  app.formatter(std::make_shared<HelpFormatter>(HelpDetail::kShort));
+  int threads = 0;
+  bool off = false;
+  std::vector<std::string> none;
+  app.add_option("--threads", threads, "Its threads. 0: one a core. Fewer leave room; 1: none.")
+      ->capture_default_str();
+  app.add_flag("--off", off, "Off.")->default_str("false");
+  app.add_option("--none", none, "None.")->capture_default_str();
+  std::vector<std::string> some = {"a:1"};
+  app.add_option("--some", some, "Some.")->capture_default_str();
+  app.add_option("--limit", threads, "A limit; 0: none.")->capture_default_str();
+  const std::string help = Flowing(app.help());
+  EXPECT_THAT(help, HasSubstr("Its threads. (default 0: one a core)"));
+  EXPECT_THAT(help, AllOf(HasSubstr("Off. "), Not(HasSubstr("false"))));
+  EXPECT_THAT(help, Not(HasSubstr("None. (default")));
+  EXPECT_THAT(help, HasSubstr("Some. (default a:1)"));
+  EXPECT_THAT(help, HasSubstr("0: none. (default 0)")) << "said once";
 }
 
 // CLI11 orders them by their addresses, which these flags have in both orders.
@@ -108,6 +132,39 @@ TEST(HelpFormatter, SaysWhatFlagsTake) {
   EXPECT_THAT(help, HasSubstr("--keep,--no_keep Keeps it. (default true)"));
   EXPECT_THAT(help, HasSubstr("--mix M[:SHARE],... Some of each. "));
   EXPECT_THAT(help, HasSubstr("At least one of these:"));
+}
+
+TEST(UnknownFlag, NamesTheNearest) {
+  CLI::App app;
+  std::string value;
+  app.add_option("--address", value);
+  CLI::App* const bench = app.add_subcommand("bench");
+  bench->add_option("--weight", value);
+  bench->add_option_group("Criterion")->add_option("--bit_exact", value);
+  const auto message = [](const CLI::App& of, const std::vector<std::string>& args) {
+    const auto unknown = FindUnknownFlag(of, args);
+    return unknown ? unknown->Message() : "";
+  };
+  EXPECT_EQ(message(*bench, {"bench", "--weigth=a"}), "--weigth: did you mean --weight?");
+  EXPECT_EQ(message(*bench, {"--adress", "a"}), "--adress: did you mean --address?");
+  EXPECT_EQ(message(*bench, {"--bit_exakt"}), "--bit_exakt: did you mean --bit_exact?");
+  EXPECT_EQ(message(*bench, {"--bogus"}), "--bogus: no such flag");
+  EXPECT_EQ(message(*bench, {"--weight", "-x", "--address=b", "--", "--bogus"}), "");
+  EXPECT_EQ(message(app, {"--weight"}), "--weight: no such flag");
+  // Parts of flags: those that begin so come before those that contain it.
+  for (const char* name :
+       {"--tls_ca", "--tls_cert", "--no_tls", "--x1", "--x2", "--x3", "--x4", "--x5"}) {
+    app.add_option(name, value);
+  }
+  EXPECT_EQ(message(app, {"--addr=a"}), "--addr: did you mean --address?");
+  EXPECT_EQ(message(app, {"--TLS"}), "--TLS: did you mean --tls_ca or --tls_cert?");
+  EXPECT_EQ(message(app, {"--cert"}), "--cert: did you mean --tls_cert?");
+  EXPECT_EQ(message(app, {"--s_"}), "--s_: no such flag");
+}
+
+TEST(OneOf, ReadsAsASentence) {
+  EXPECT_EQ(OneOf({"a", "b", "c"}), "a, b or c");
+  EXPECT_EQ(OneOf({"a"}), "a");
 }
 
 }  // namespace

@@ -3,6 +3,10 @@ import asyncio
 import json
 import os
 import pathlib
+import shutil
+import signal
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 
 import awqd
 from conftest import ROOT
+from server import Server
 
 DATA = ROOT / "tests" / "data"
 AWQ = DATA / "awq" / "goldens"
@@ -118,6 +123,42 @@ def test_experts(client):
     assert error(y, np.load(MOE / "dense_mlp.npy")) < 1e-3
 
 
+def test_experts_as_int64_and_as_lists(client):
+    x, ids, router = (np.load(MOE / f"{name}.npy") for name in ("x", "ids", "router"))
+    stack = next(stack.path for stack in client.get_model("moe").stacks if stack.path.endswith("gate_proj"))
+    for kind in (lambda a: a.astype(np.int64), lambda a: a.astype(np.uint8), lambda a: a.tolist()):
+        rows = client.grouped_matmul("moe", stack, x, kind(ids), activation_function="silu", output_dtype="fp32")
+        assert error(rows, np.load(MOE / "grouped.npy")) < 1e-3
+    path = stack.removesuffix(".gate_proj")
+    rows = client.mlp("moe", path, x, expert_ids=ids.tolist(), output_dtype="fp32")
+    assert error(rows, np.load(MOE / "mlp.npy")) < 1e-3
+    y = client.mlp("moe", path, x, expert_ids=ids.astype(np.int64), router_weights=router.tolist(), output_dtype="fp32")
+    assert error(y, np.load(MOE / "mlp_summed.npy")) < 1e-3
+    bias = client.matmul(MODEL, QUERY, np.zeros((1, 384), np.float32), bias=[2] * 384)
+    np.testing.assert_array_equal(bias, np.full((1, 384), 2, np.float32))
+    for wrong, message in (([[2**40, 1]], "expected INT32"), ([[0.5, 1]], "expected integers"), ([[1], [2, 3]], "lists of equal lengths"),
+                           (np.full((1, 2), 2**31), "from 2147483648 to 2147483648, expected INT32"),
+                           (np.ones((1, 2), np.float64), "got float64"), ("ab", "got str")):
+        with pytest.raises(awqd.InvalidArgument, match=message) as raised:
+            client.grouped_matmul("moe", stack, x[:1], wrong)
+        assert raised.value.field.startswith("expert_ids")
+
+
+def test_reprs_are_short(client):
+    model = client.get_model(MODEL)
+    assert repr(model).startswith("GetModelResponse(model=ModelSummary(name='all-MiniLM-L6-v2-awq', state=READY, ")
+    assert f"weights=<{len(model.weights)}>" in repr(model)
+    for message in (model, model.weights[0], client.server_info(), *client.list_models()):
+        assert len(repr(message)) <= 300 and "\n" not in repr(message)
+    block = np.ones((5, 3, 8), np.float16)
+    assert repr(client.quantize_kv(block)) == "KvCodes(codes=uint8 [5, 3, 4], scales=float16 [5, 3], zeros=float16 [5, 3])"
+    assert repr(client) == f"Client({client.address!r})"
+    weight = awqd.packed_weight("plain", {"codes": np.ones((64, 64), np.uint8)}, {"bits": 8})
+    assert repr(weight) == "PackedWeight(format='plain', tensors=<1>, settings=<1>)"
+    with awqd.Client(client.address, token="secret") as with_token:
+        assert "secret" not in repr(with_token)
+
+
 def test_cache_of_keys_and_values(client):
     block = np.random.default_rng(1).standard_normal((5, 3, 7)).astype(np.float16)
     kv = client.quantize_kv(block)
@@ -127,6 +168,8 @@ def test_cache_of_keys_and_values(client):
     scale, zero = np.array([0.5], np.float16), np.array([7], np.float16)
     given = client.quantize_kv(block, scales=scale, zeros=zero)
     assert given.scales is scale
+    codes, scales, zeros = given
+    assert codes is given.codes and (scales, zeros) == (scale, zero)
     low = given.codes & 15
     np.testing.assert_array_equal(low, np.clip(np.rint(block[..., ::2].astype(np.float32) / 0.5 + 7), 0, 15).astype(np.uint8))
 
@@ -141,6 +184,19 @@ def test_models_and_server(client):
     info = client.server_info()
     assert info.version and "awq" in info.formats and info.limits.shared_memory_prefix == "awqd-interop-"
     assert client.is_serving() and client.is_serving("awqd.v1.QuantizedInference")
+
+
+def test_all_weights_can_be_required(tmp_path):
+    path = "gap.experts.2.up_proj"
+    folder = shutil.copytree(DATA / "experts" / "moe", tmp_path / "part")
+    checkpoint = folder / "model.safetensors"
+    # The weight's codes and scales stay, beside a tensor that its format does not know.
+    checkpoint.write_bytes(checkpoint.read_bytes().replace(f"{path}.qzeros".encode(), f"{path}.qzeroz".encode()))
+    with Server(f"--model=part={folder}") as server, awqd.Client(server.address, wait_for_server=True) as client:
+        assert [weight.path for weight in client.load_model("part").unserved] == [path]
+        with pytest.raises(awqd.InvalidArgument, match="all weights are required"):
+            client.load_model("part", require_all_weights=True)
+        assert not client.load_model(MODEL, require_all_weights=True).unserved
 
 
 def test_large_products_lie_in_shared_memory(server):
@@ -167,6 +223,40 @@ def test_large_products_lie_in_shared_memory(server):
             assert error(client.matmul(MODEL, QUERY, x), expected) < 1e-5
         assert len(shared_objects() - before) == 1
     assert shared_objects() == before, "close() removes them"
+
+
+TERMINATED = """
+import os, signal, sys, time
+import awqd, numpy as np
+client = awqd.Client(sys.argv[1])
+for _ in range(2):
+    client.matmul(sys.argv[2], sys.argv[3], np.ones((1500, 384), np.float32))
+if os.fork() == 0:
+    os.kill(os.getpid(), signal.SIGTERM)  # the objects of a process that forked are its own
+os.wait()
+print(*(f"/dev/shm/{name}" for name in client._calls._pool._names), flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_no_objects(server, number):
+    process = subprocess.Popen([sys.executable, "-c", TERMINATED, server.address, MODEL, QUERY], stdout=subprocess.PIPE, text=True)
+    paths = process.stdout.readline().split()
+    assert len(paths) == 1 and os.path.exists(paths[0])
+    process.send_signal(number)
+    assert process.wait(20) == -number, "its parent sees what ended it"
+    assert not os.path.exists(paths[0])
+
+
+def test_handlers_of_others_stay(server):
+    mine = lambda number, frame: None
+    old = signal.signal(signal.SIGTERM, mine)
+    try:
+        with awqd.Client(server.address):
+            assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def test_shared_memory_that_the_server_cannot_use_gives_way_to_messages(server, monkeypatch):

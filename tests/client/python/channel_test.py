@@ -2,6 +2,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import threading
 from concurrent import futures
@@ -228,6 +229,7 @@ def test_a_limit_on_answers():
 @pytest.mark.parametrize("arguments, message", [
     ({"address": "/run/awqd.sock"}, "expected host:port, unix:/path"),
     ({"address": "somewhere"}, "address"),
+    ({"address": "http://127.0.0.1:8001"}, "expected host:port without http://"),
     ({"timeout": 0}, "timeout"),
     ({"cert": b"x"}, "cert, key"),
     ({"tls": False, "ca": b"x"}, "tls"),
@@ -238,14 +240,16 @@ def test_a_limit_on_answers():
 ])
 def test_settings_that_cannot_work(arguments, message):
     for kind in (awqd.Client, awqd.AsyncClient):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as raised:
             kind(**arguments)
+        assert isinstance(raised.value, awqd.InvalidArgument)
 
 
 def test_address_of_the_environment(monkeypatch):
-    monkeypatch.setenv("AWQD_ADDRESS", "127.0.0.1:9, unix:/x")
-    with awqd.Client() as client:
-        assert client.address == "127.0.0.1:9"
+    for variable, address in (("AWQD_ADDRESS", "127.0.0.1:9"), ("AWQCTL_ADDRESS", "127.0.0.1:10")):
+        monkeypatch.setenv(variable, f"{address}, unix:/x")
+        with awqd.Client() as client:
+            assert client.address == address
 
 
 @pytest.mark.parametrize("address, local, balanced", [
@@ -257,3 +261,206 @@ def test_what_addresses_mean(address, local, balanced):
     assert (_channel.is_local(address), _channel.is_balanced(address)) == (local, balanced)
     config = json.loads(_channel.service_config(4, balanced))
     assert ("healthCheckConfig" in config) == balanced
+
+
+def test_why_there_is_no_connection(certificates):
+    """Each reason has a hint of its own."""
+    read = lambda name: (certificates / name).read_bytes()
+    tls = grpc.ssl_server_credentials([(read("server.key"), read("server.pem"))])
+    both = grpc.ssl_server_credentials([(read("server.key"), read("server.pem"))], read("ca.pem"), True)
+    trusted = {"ca": read("ca.pem"), "server_name": "awqd.test"}
+    with serving(Fake()) as plain, serving(Fake(), tls) as secret, serving(Fake(), both) as strict:
+        cases = [("no-such-host.invalid:8001", {}, "no such host"),
+                 ("127.0.0.1:1", {}, "nobody listens there"),
+                 ("unix:/nonexistent/awqd.sock", {}, "nobody listens there"),
+                 (plain, {"tls": True}, "does the server speak TLS? If not, leave out tls"),
+                 (secret, {}, "does the server speak TLS (ca=... or tls=True)?"),
+                 (secret, {"ca": read("client.pem"), "server_name": "awqd.test"}, "ca=... has to name"),
+                 (secret, {**trusted, "server_name": "other.test"}, "server_name=... says"),
+                 (strict, trusted, "cert=... and key=...")]
+        for address, settings, hint in cases:
+            with awqd.Client(address, attempts=1, timeout=10, **settings) as client:
+                with pytest.raises(awqd.Unavailable) as raised:
+                    client.list_models()
+                assert hint in raised.value.hint, (raised.value.message, raised.value.hint)
+                assert address in raised.value.message
+    # Nobody, and a port that takes connections and is silent.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for address in ("127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}"):
+            with awqd.Client(address, wait_for_server=True, timeout=0.3) as client:
+                with pytest.raises(awqd.DeadlineExceeded, match=f"{address} has not answered yet: is that the server"):
+                    client.list_models()
+    fake = Fake()
+    fake.failures = [None, grpc.StatusCode.DEADLINE_EXCEEDED]
+    with serving(fake) as address, awqd.Client(address) as client:
+        client.matmul("m", "w", np.ones(4, np.float32))
+        with pytest.raises(awqd.DeadlineExceeded, match="longer timeout") as raised:
+            client.matmul("m", "w", np.ones(4, np.float32))
+        assert "has not answered" not in str(raised.value)
+
+
+def test_a_port_that_speaks_http():
+    import http.server
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        with awqd.Client(f"127.0.0.1:{page.server_port}", attempts=1, timeout=10) as client:
+            with pytest.raises(awqd.Unavailable, match="no gRPC there"):
+                client.list_models()
+        page.shutdown()
+
+
+class Waiting(Fake):
+    """Keeps calls until it is told to let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrived, self.go = threading.Event(), threading.Event()
+
+    def service(self, details):
+        def unary(request, context):
+            self.arrived.set()
+            self.go.wait(20)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+
+def test_a_client_that_is_closed():
+    fake = Waiting()
+    with serving(fake) as address:
+        client = awqd.Client(address)
+        errors = []
+
+        def call():
+            try:
+                client.list_models()
+            except awqd.Error as error:
+                errors.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert fake.arrived.wait(20)
+        client.close()
+        caller.join(20)
+        assert isinstance(errors[0], awqd.Cancelled) and "closed meanwhile" in errors[0].hint
+        for calls in (client.list_models, lambda: list(client.matmul_stream("m", "w", [np.ones(4, np.float32)]))):
+            with pytest.raises(awqd.FailedPrecondition, match="the client is closed"):
+                calls()
+        client.close()
+
+        async def with_asyncio():
+            client = awqd.AsyncClient(address)
+            fake.arrived.clear()
+            call = asyncio.create_task(client.list_models())
+            await asyncio.to_thread(fake.arrived.wait, 20)
+            await client.close()
+            with pytest.raises(awqd.Cancelled, match="closed meanwhile"):
+                await call
+            with pytest.raises(awqd.FailedPrecondition, match="the client is closed"):
+                await client.list_models()
+            await client.close()
+
+        asyncio.run(with_asyncio())
+        fake.go.set()
+
+
+def test_a_client_of_another_event_loop():
+    with serving(Fake()) as address:
+        client = awqd.AsyncClient(address)
+        x = np.ones(4, np.float32)
+        asyncio.run(client.matmul("m", "w", x))
+        with pytest.raises(awqd.FailedPrecondition, match="another event loop.*make an AsyncClient in each"):
+            asyncio.run(client.matmul("m", "w", x))
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("-inf"), "5"])
+def test_timeouts_that_cannot_be(timeout):
+    x = np.ones(4, np.float32)
+    with awqd.Client("127.0.0.1:1") as client:
+        for call in (lambda: client.matmul("m", "w", x, timeout=timeout), lambda: client.list_models(timeout=timeout),
+                     lambda: client.matmul_stream("m", "w", [x], timeout=timeout), lambda: awqd.Client(timeout=timeout)):
+            with pytest.raises(awqd.InvalidArgument, match="timeout: got") as raised:
+                call()
+            assert raised.value.field == "timeout"
+
+
+def test_arguments_that_no_message_holds():
+    with awqd.Client("127.0.0.1:1") as client:
+        for call in (lambda: client.get_model(7), lambda: client.matmul("m", "w", np.ones(4, np.float32), priority=2**40),
+                     lambda: client.get_model("\udc80"), lambda: client.matmul_stream("m", "w", [], priority="high")):
+            with pytest.raises(awqd.InvalidArgument, match="an argument of the call"):
+                call()
+
+
+def test_tokens_and_their_files(tmp_path):
+    fake = Fake()
+    file = tmp_path / "token"
+    file.write_bytes(b"first\r\n")
+    x = np.ones(4, np.float32)
+    with serving(fake) as address:
+        for token in ("  t\n", lambda: "t\r\n"):
+            with awqd.Client(address, token=token) as client:
+                client.matmul("m", "w", x)
+        with awqd.Client(address, token_file=file) as client:
+            client.matmul("m", "w", x)
+            file.write_text("second, longer".replace(", ", "-"))
+            client.matmul("m", "w", x)
+        assert [call[1]["authorization"] for call in fake.calls] == ["Bearer t", "Bearer t", "Bearer first", "Bearer second-longer"]
+    for arguments, field in (({"token": "two words"}, "token"), ({"token": "\n"}, "token"), ({"token_file": tmp_path / "none"}, "token_file"),
+                             ({"token_file": tmp_path}, "token_file"), ({"token": "secret", "token_file": file}, "token"),
+                             ({"ca": tmp_path / "none"}, "ca"), ({"ca": file}, "ca"), ({"ca": b"x", "tls": True}, "ca")):
+        with pytest.raises(awqd.InvalidArgument) as raised:
+            awqd.Client("127.0.0.1:1", **arguments)
+        assert raised.value.field == field
+        assert "secret" not in str(raised.value) and "two words" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["awqctl's", "older"])
+def test_the_environment_stands_for_what_is_not_given(kind, certificates, tmp_path, monkeypatch):
+    read = lambda name: (certificates / name).read_bytes()
+    credentials = grpc.ssl_server_credentials([(read("server.key"), read("server.pem"))], read("ca.pem"), True)
+    (tmp_path / "token").write_text("t\n")
+    fake = Fake()
+    x = np.ones(4, np.float32)
+    values = {"ca": certificates / "ca.pem", "cert": certificates / "client.pem", "key": certificates / "client.key",
+              "token_file": tmp_path / "token"}
+    with serving(fake, credentials) as address, serving(fake) as plain:
+        for argument, value in {**values, "address": f"{address},unix:/x"}.items():
+            monkeypatch.setenv(_channel.ENVIRONMENT[argument][kind], str(value))
+        with awqd.Client(server_name="awqd.test") as client:
+            assert client.address == address
+            client.matmul("m", "w", x)
+        assert fake.calls.pop()[1]["authorization"] == "Bearer t"
+        with awqd.Client(plain, tls=False, token="mine") as client:
+            client.matmul("m", "w", x)
+        assert fake.calls.pop()[1]["authorization"] == "Bearer mine"
+        with awqd.Client("unix:/x") as client:
+            assert repr(client) == "Client('unix:/x')", "no TLS there, as awqctl has it"
+        with awqd.Client("127.0.0.1:1") as client:
+            assert repr(client) == "Client('127.0.0.1:1', tls)"
+
+
+def test_a_model_of_several_pages():
+    """More weights than a page of GetModel has, and a load of the model between two pages."""
+    from awqd.v1 import model_repository_pb2 as repository
+    asked = []
+
+    class Pages(Fake):
+
+        def service(self, details):
+            def unary(request, context):
+                token = repository.GetModelRequest.FromString(request).page_token
+                asked.append(token)
+                if len(asked) == 2:
+                    context.abort(grpc.StatusCode.ABORTED, "another load")
+                page = repository.GetModelResponse(quant_method="awq", next_page_token="" if token else "2")
+                page.model.name = "m"
+                page.weights.add(path="b" if token else "a")
+                return page.SerializeToString()
+
+            return grpc.unary_unary_rpc_method_handler(unary)
+
+    with serving(Pages()) as address, awqd.Client(address) as client:
+        model = client.get_model("m")
+    assert asked == ["", "2", "", "2"]
+    assert [weight.path for weight in model.weights] == ["a", "b"] and model.next_page_token == ""

@@ -3,9 +3,11 @@ import os
 import re
 import subprocess
 
+import ml_dtypes
 import nbclient
 import nbformat
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from conftest import ROOT
@@ -14,11 +16,12 @@ from server import BIN, Server, awqctl
 NOTEBOOK = ROOT / "client" / "python" / "notebooks" / "quantisation_error.ipynb"
 
 
-def test_notebook(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["fp16", "bf16"])
+def test_notebook(tmp_path, monkeypatch, dtype):
     random = np.random.default_rng(3)
     dense = tmp_path / "dense"
     dense.mkdir()
-    tensors = {f"layers.{layer}.{name}.weight": random.normal(0, 0.02, (192, 256)).astype(np.float16)
+    tensors = {f"layers.{layer}.{name}.weight": random.normal(0, 0.02, (192, 256)).astype(dtype)
                for layer in range(2) for name in ("up", "down")}
     tensors["layers.1.up.weight"][:, ::64] *= 8  # an outlier in each group
     save_file(tensors, dense / "model.safetensors")
@@ -34,14 +37,14 @@ def test_notebook(tmp_path, monkeypatch):
     assert all(not cell.get("outputs") for cell in notebook.cells), "clear its outputs"
     with Server(f"--model=q4={tmp_path / 'q4'}") as server:
         for name, value in (("ADDRESS", server.address), ("MODEL", "q4"), ("DENSE", str(dense))):
-            monkeypatch.setenv(f"AWQD_{name}", value)
+            monkeypatch.setenv(f"AWQCTL_{name}", value)
         monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
         nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     text = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
-    assert "worst: layers.1.up" in text and os.environ["AWQD_MODEL"] in text
+    assert "worst: layers.1.up" in text and os.environ["AWQCTL_MODEL"] in text
     low, high = map(float, re.search(r"from ([0-9.]+) to ([0-9.]+)", text).groups())
     # For normal numbers in groups of 64 with 16 codes, the step is about a third of the deviation; outliers make it
     # coarser.

@@ -80,6 +80,58 @@ def test_types_are_strict_inside_and_useful_outside(tmp_path):
     assert found == wanted, done.stdout + done.stderr
 
 
+# What calls take and give, one a line.
+SURFACE = """
+import awqd, numpy as np, torch
+from numpy.typing import NDArray
+def f(c: awqd.Client, a: awqd.AsyncClient, x: "NDArray[np.float16]", t: torch.Tensor) -> None:
+    reveal_type(c.matmul("m", "w", t))
+    reveal_type(c.matmul("m", "w", x))
+    reveal_type(c.mlp("m", "w", x, expert_ids=[[1, 2]], router_weights=[[0.5, 0.5]]))
+    reveal_type(c.dequantize("m", "w"))
+    reveal_type(c.quantize_kv(x))
+    reveal_type(c.quantize_kv(t).codes)
+    reveal_type(list(c.quantize_kv(x)))
+    reveal_type(c.dequantize_kv(x, x, x))
+    reveal_type(list(c.matmul_stream("m", "w", [t])))
+    reveal_type(c.list_models())
+    reveal_type(c.list_models()[0].state)
+    reveal_type(c.get_model("m"))
+    reveal_type(c.get_model("m").weights[0])
+    reveal_type(c.get_model("m").weights[0].k)
+    reveal_type([p.kernel for p in c.get_model("m").weights[0].plan])
+    reveal_type(c.load_model("m").unserved[0].reason)
+    reveal_type(c.server_info().limits.shared_memory_prefix)
+    reveal_type([d.healthy for d in c.server_info().devices])
+    reveal_type(c.is_serving())
+    reveal_type(awqd.Execution().kernel)
+    reveal_type(awqd.packed_weight("plain", {"codes": x}, {"bits": 8}))
+    reveal_type(c.address)
+    reveal_type(awqd.Error("a").hint)
+    reveal_type(c.matmul)
+    reveal_type(c.grouped_matmul)
+    reveal_type(c.dequantize)
+    reveal_type(a.quantize_kv)
+    reveal_type(c.matmul_stream)
+    reveal_type(awqd.Client)
+"""
+
+
+def test_nothing_that_calls_take_or_give_is_any(tmp_path):
+    """With a stub of PyTorch, which need not be installed."""
+    (tmp_path / "torch.pyi").write_text("class dtype: ...\nclass Tensor:\n    dtype: dtype\n    shape: tuple[int, ...]\n")
+    (tmp_path / "user.py").write_text(SURFACE)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", f"{sys.prefix}/mypy-cache-surface", "user.py"],
+                          cwd=tmp_path, capture_output=True, text=True, check=False)
+    revealed = dict(re.findall(r"^user.py:(\d+): note: Revealed type is \"(.*)\"$", done.stdout, re.MULTILINE))
+    assert "error" not in done.stdout and len(revealed) == SURFACE.count("reveal_type"), done.stdout
+    lines = SURFACE.splitlines()
+    for number, text in revealed.items():
+        # Arrays of any shape and dtype are NumPy's own idiom, and coroutines take nothing.
+        rest = text.replace("tuple[Any, ...]", "shape").replace("numpy.dtype[Any]", "dtype").replace("Coroutine[Any, Any,", "")
+        assert "Any" not in rest, (lines[int(number) - 1], text)
+
+
 def test_both_clients_have_every_call_with_its_text():
     calls = [name for name, value in vars(awqd.Client).items() if not name.startswith("_") and callable(value) and name != "close"]
     assert len(calls) == 13

@@ -12,7 +12,7 @@
 #include "client/remove_on_signal.h"
 #include "client/tools/convert.h"
 #include "client/tools/quantize.h"
-#include "tests/client/tools/awqctl_command.h"
+#include "tests/client/awqctl_command.h"
 #include "tests/client/tools/dense_model.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"

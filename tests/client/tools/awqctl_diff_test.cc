@@ -4,7 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/client/tools/awqctl_command.h"
+#include "client/tools/diff.h"
+#include "tests/client/awqctl_command.h"
+#include "tests/client/tools/dense_model.h"
 #include "tests/testing/places.h"
 
 namespace awqd::awqctl {
@@ -23,6 +25,23 @@ TEST(AwqctlDiff, OfTwoFormatsOfDifferentModels) {
   EXPECT_THAT(got.err, HasSubstr("differs from"));
   EXPECT_EQ(RunCommand({"diff", a, "/absent"}).code, kFileFailed);
   EXPECT_EQ(RunCommand({"diff", a, b, "--worst", "-1"}).code, kBadArguments);
+}
+
+TEST(AwqctlDiff, SumsUp) {
+  const awqd::testing::TempDirectory folder;
+  awqd::testing::WriteDenseModel(folder, "dense");
+  ASSERT_EQ(
+      RunCommand({"quantize", folder.At("dense"), "-o", folder.At("out"), "--group_size", "32"})
+          .code,
+      kOk);
+  const std::string text = RunCommand({"diff", folder.At("out"), folder.At("dense")}).out;
+  // 64 x 128, 128 x 64, 64 x 128 and 64 x 96.
+  EXPECT_THAT(text, ::testing::ContainsRegex("\nall\n +0[.]0[0-9]+ +0[.][0-9]+ +[0-9]+ of 30720 "));
+  EXPECT_THAT(text, HasSubstr("\nw4g32z: 4-bit codes, "));
+  tools::SquaredNorms norms;
+  norms.Add({.difference = 9, .b = 25});
+  norms.Add({.difference = 7, .b = 39});
+  EXPECT_DOUBLE_EQ(norms.relative(), 0.5);
 }
 
 }  // namespace

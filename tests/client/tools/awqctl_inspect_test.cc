@@ -4,7 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/client/tools/awqctl_command.h"
+#include "absl/strings/str_cat.h"
+#include "tests/client/awqctl_command.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
 
@@ -32,6 +33,23 @@ TEST(AwqctlInspect, PrintsJson) {
   EXPECT_EQ(json.at("linears").at(0).at("description"), "w4g128z");
   EXPECT_GT(json.at("not_quantised").size(), 0u);
   EXPECT_THAT(got.err, HasSubstr(kClearLine));  // the progress line appeared and was erased
+}
+
+TEST(AwqctlInspect, NamesTheModelsOfAFolder) {
+  CommandResult got = RunCommand({"inspect", DataPath("awq")});
+  EXPECT_EQ(got.code, kFileFailed);
+  EXPECT_THAT(got.err, HasSubstr("/awq\": got a folder of models, expected one of them: "
+                                 "all-MiniLM-L6-v2-awq\n"));
+  const awqd::testing::TempDirectory folder;
+  for (int i = 10; i < 35; ++i) folder.Write(absl::StrCat("m", i, "/config.json"), "{}");
+  folder.Write("models--a--b/snapshots/0123/config.json", "{}");
+  folder.Write("else/readme", "");
+  got = RunCommand({"inspect", folder.path()});
+  EXPECT_THAT(got.err, HasSubstr("one of them: m10, m11, m12, "));
+  EXPECT_THAT(got.err, HasSubstr(", m29 and 6 more\n"));
+  EXPECT_THAT(RunCommand({"quantize", folder.At("models--a--b"), "-o", folder.At("out")}).err,
+              HasSubstr("expected one of them: snapshots/0123\n"));
+  EXPECT_THAT(RunCommand({"inspect", folder.At("else")}).err, HasSubstr("got no *.safetensors"));
 }
 
 TEST(AwqctlInspect, ExitCodesTellWhatIsWrong) {

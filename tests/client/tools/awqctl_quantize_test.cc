@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "tests/client/tools/awqctl_command.h"
+#include "tests/client/awqctl_command.h"
 #include "tests/client/tools/dense_model.h"
 
 namespace awqd::awqctl {
@@ -20,10 +20,11 @@ TEST(AwqctlQuantize, ThenInspectAndDiff) {
   CommandResult got = RunCommand({"quantize", folder.At("dense"), "-o", folder.At("out"),
                                   "--group_size", "32", "--search", "--to", "awq"});
   EXPECT_EQ(got.code, kOk) << got.err;
-  EXPECT_THAT(got.out,
-              AllOf(HasSubstr("RELATIVE ERROR"), HasSubstr("w4g32z"),
-                    HasSubstr("stays dense: l.1.gate: a router"),
-                    HasSubstr("not copied: pytorch_model.bin"), HasSubstr("copied: 4 tensors")));
+  EXPECT_THAT(
+      got.out,
+      AllOf(HasSubstr("RELATIVE ERROR"), HasSubstr("w4g32z"), HasSubstr("\nall "),
+            HasSubstr("\nw4g32z: 4-bit codes, "), HasSubstr("stays dense: l.1.gate: a router"),
+            HasSubstr("not copied: pytorch_model.bin"), HasSubstr("copied: 4 tensors")));
   got = RunCommand({"--json", "quantize", folder.At("dense"), "-o", folder.At("ft"), "--to", "ft",
                     "--group_size", "64"});
   EXPECT_EQ(got.code, kOk) << got.err;
@@ -39,10 +40,18 @@ TEST(AwqctlQuantize, Refuses) {
   EXPECT_EQ(RunCommand({"quantize", dense}).code, kBadArguments);
   EXPECT_EQ(RunCommand({"quantize", dense, "-o", out, "--bits", "9"}).code, kBadArguments);
   EXPECT_EQ(RunCommand({"quantize", dense, "-o", out, "--to", "dense"}).code, kBadArguments);
-  const CommandResult got =
-      RunCommand({"quantize", dense, "-o", out, "--bits", "3", "--to", "awq"});
-  EXPECT_EQ(got.code, kFileFailed);
+  CommandResult got = RunCommand({"quantize", dense, "-o", out, "--bits", "3", "--to", "awq"});
+  EXPECT_EQ(got.code, kBadArguments);
   EXPECT_THAT(got.err, HasSubstr("bits: got 3, expected 4 (format awq)"));
+  EXPECT_EQ(RunCommand({"quantize", dense, "-o", out, "--group_size", "0"}).code, kBadArguments);
+  // Where nothing can be quantised, every reason is told.
+  got = RunCommand({"quantize", dense, "-o", out, "--group_size", "100"});
+  EXPECT_EQ(got.code, kFileFailed);
+  EXPECT_THAT(
+      got.err,
+      AllOf(HasSubstr("got no linear to quantise"), HasSubstr("\"embed\" is left out (1 linear); "),
+            HasSubstr("K = 128 is no multiple of the group size 100 (2 linears); "),
+            HasSubstr("K = 96 is no multiple of the group size 100 (1 linear)")));
   EXPECT_FALSE(std::filesystem::exists(out));
   EXPECT_THAT(RunCommand({"quantize", dense, "-o", dense}).err, HasSubstr(dense + " exists"));
 }

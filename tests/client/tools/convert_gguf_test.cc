@@ -49,10 +49,18 @@ const std::vector<BlockType>& BlockTypes() {
        32,
        34,
        {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget, &kFasterTransformerTarget}},
+      {"Q2_K", 10, 256, 84, {}, "zeros: got real ones after the scale"},
+      {"Q3_K", 11, 256, 110, {&kCompressedTensorsTarget, &kGemliteTarget}, "scales: got "},
       {"Q4_K", 12, 256, 144, {}, "zeros: got real ones after the scale"},
       {"Q5_K", 13, 256, 176, {}, "zeros: got real ones after the scale"},
       {"Q6_K", 14, 256, 210, {&kCompressedTensorsTarget, &kGemliteTarget}, "scales: got "},
-      {"MXFP4", 39, 32, 17, {}, "codes: got e2m1"}};
+      {"IQ4_NL", 20, 32, 18, {}, "codes: got "},
+      {"IQ4_XS", 23, 256, 136, {}, "codes: got "},
+      {"TQ1_0", 34, 256, 54, {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget}},
+      {"TQ2_0", 35, 256, 66, {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget}},
+      {"MXFP4", 39, 32, 17, {}, "codes: got e2m1"},
+      {"NVFP4", 40, 64, 36, {}, "codes: got e2m1"},
+      {"Q1_0", 41, 128, 18, {&kGemliteTarget}, "zeros: got 0.5"}};
   return types;
 }
 
@@ -127,13 +135,14 @@ TEST_F(ConvertGgufTest, ConfigOfAGgufFileIsItsMetadata) {
   EXPECT_THAT(got->carried.files, ElementsAre("README.md"));
   const auto model = Model::Open(folder_.At("out"));
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_THAT(model->tensors().file_names(), ElementsAre("model.safetensors"));
+  EXPECT_THAT(model->tensors().FileNames(), ElementsAre("model.safetensors"));
   EXPECT_NE(model->tensors().Find("a.qweight"), nullptr);
   EXPECT_NE(model->tensors().Find("norm.weight"), nullptr);
 }
 
 TEST_F(ConvertGgufTest, GoldensOfGgufBecomeDense) {
-  for (const auto& [name, linears] : {std::pair("experts", 3), {"super-blocks.gguf", 3}}) {
+  for (const auto& [name, linears] :
+       {std::pair("experts", 3), {"super-blocks.gguf", 3}, {"parts", 14}}) {
     ConvertOptions options = To(kDenseTarget, DataPath(std::string("gguf/") + name));
     options.dtype = "F32";
     const auto got = Convert(options, Quiet);
@@ -144,14 +153,18 @@ TEST_F(ConvertGgufTest, GoldensOfGgufBecomeDense) {
 }
 
 TEST_F(ConvertGgufTest, RefusesTensorsOfGgufThatAreNotRead) {
-  EXPECT_THAT(Refusal(To(kDenseTarget, DataPath("gguf/blocks"))),
-              HasSubstr("tensor \"blk.0.ffn_up.weight\": got IQ4_NL, which is not read"));
+  EXPECT_THAT(
+      Refusal(To(kDenseTarget, DataPath("gguf/blocks"))),
+      HasSubstr(
+          "tensor \"blk.0.ffn_up.weight\" of \"IQ2_XXS\" is quantised, but format gguf expects"));
   testing::GgufBytes file;
   file.tensors.push_back({"b", {32}, 2, 64});
   file.data.resize(64 + 18);
   folder_.Write("a.gguf", file.File());
-  EXPECT_THAT(Refusal(To(kDenseTarget, folder_.At("a.gguf"))),
-              HasSubstr("tensor \"b\": got Q4_0, expected it of a linear's weight"));
+  EXPECT_THAT(
+      Refusal(To(kDenseTarget, folder_.At("a.gguf"))),
+      HasSubstr(
+          "tensor \"b\" of \"Q4_0\" is quantised, but format gguf expects codes in \"b.weight\""));
 }
 
 }  // namespace

@@ -13,7 +13,9 @@
 #include <string>
 
 #include "client/tools/diff.h"
+#include "client/tools/elements.h"
 #include "client/tools/inspect.h"
+#include "kernels/exact.h"
 #include "kernels/formats/format.h"
 #include "tests/client/tools/convert_fixture.h"
 #include "tests/kernels/checkpoint/test_files.h"
@@ -31,6 +33,43 @@ using ::awqd::testing::TempDirectory;
 using ::testing::HasSubstr;
 
 using ConvertTest = ConvertFixture;
+
+// A conversion would lose the weights that cannot be read.
+TEST_F(ConvertTest, ALinearThatCannotBeReadRefusesAll) {
+  auto tensors = Merge(AwqLinear("a.up", 64, 16, 32), AwqLinear("b.up", 64, 16, 32));
+  tensors.erase("b.up.qzeros");
+  folder_.Write("m/config.json", AwqConfig());
+  folder_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  EXPECT_THAT(Refusal(To(kDenseTarget, folder_.At("m"))),
+              ::testing::AllOf(HasSubstr("weight \"b.up\": tensor \"qzeros\" is missing"),
+                               HasSubstr("1 quantised linears of m cannot be read")));
+}
+
+// "gate" leaves out the router and no projection whose name begins with it: no bare codes get into
+// a dense copy.
+TEST_F(ConvertTest, ALeftOutModuleWhoseNameBeginsAnothers) {
+  folder_.Write(
+      "m/config.json",
+      R"({"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["gate"]}})");
+  folder_.Write("m/model.safetensors",
+                SafetensorsOf({{"l.gate.weight", {"F16", {1, 2}, "abcd"}},
+                               {"l.gate_proj.weight", {"F8_E4M3", {1, 2}, "\x38\xb8"}},
+                               {"l.gate_proj.weight_scale", {"F32", {1}, {"\0\0\x80\x40", 4}}}}));
+  ConvertOptions options = To(kDenseTarget, folder_.At("m"));
+  options.dtype = "F32";
+  const auto got = Convert(options, Quiet);
+  ASSERT_TRUE(got.ok()) << got.status();
+  const auto out = Model::Open(folder_.At("out"));
+  ASSERT_TRUE(out.ok()) << out.status();
+  ASSERT_EQ(out->tensors().all().size(), 2u);
+  const model::TensorLocation* const weight = out->tensors().Find("l.gate_proj.weight");
+  ASSERT_NE(weight, nullptr);
+  EXPECT_EQ(weight->info->dtype, "F32");
+  std::vector<float> values(2);
+  ASSERT_TRUE(
+      ReadPart(*weight, 0, {reinterpret_cast<uint8_t*>(values.data()), 2 * sizeof(float)}).ok());
+  EXPECT_THAT(values, ::testing::ElementsAre(4.0f, -4.0f));
+}
 
 TEST_F(ConvertTest, EveryGoldenFolderIntoEveryTarget) {
   std::map<std::string, int> done;
@@ -81,7 +120,7 @@ TEST_F(ConvertTest, ThereAndBackIsTheSameFile) {
   EXPECT_TRUE(difference->same()) << ToJson(*difference).dump();
   const auto first = Model::Open(source), second = Model::Open(folder_.At("back"));
   ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(first->tensors().file_names(), second->tensors().file_names());
+  EXPECT_EQ(first->tensors().FileNames(), second->tensors().FileNames());
   for (const auto& [name, place] : first->tensors().all()) {
     ASSERT_NE(second->tensors().Find(name), nullptr) << name;
     EXPECT_TRUE(*SameBytes(place, *second->tensors().Find(name))) << name;
@@ -147,10 +186,35 @@ TEST_F(ConvertTest, GptqSaysWhatDiffersBetweenLinears) {
               HasSubstr("the format has one group_size for all"));
 }
 
+// x @ W is that of the source, where activations are multiplied by the factor first.
+TEST_F(ConvertTest, ADenseCopyHasTheFactorInIt) {
+  ConvertOptions options = To(kDenseTarget, DataPath("modelopt/awq"));
+  options.dtype = "F32";
+  const auto converted = Convert(options, Quiet);
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  const auto source = Model::Open(DataPath("modelopt/awq")), written = Model::Open(options.output);
+  ASSERT_TRUE(source.ok() && written.ok()) << source.status() << written.status();
+  const auto* const linear = source->FindLinear("layers.0.up_proj");
+  ASSERT_NE(linear, nullptr);
+  std::vector<uint8_t> scratch;
+  const auto weight = source->checkpoint()->Read(*linear, &scratch);
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  ASSERT_FALSE(weight->factor.empty());
+  const auto dense = ReadElements(*written, "layers.0.up_proj");
+  ASSERT_TRUE(dense.ok()) << dense.status();
+  std::vector<float> elements(weight->k * weight->n);
+  ASSERT_TRUE(dense->Read(0, weight->n, elements.data()).ok());
+  for (int64_t k = 0; k < weight->k; ++k) {
+    for (int64_t n = 0; n < weight->n; ++n) {
+      ASSERT_EQ(elements[k * weight->n + n], WeightValue(*weight, k, n) * weight->factor[k]);
+    }
+  }
+}
+
 TEST_F(ConvertTest, RefusesByTheLinearsName) {
   EXPECT_THAT(Refusal(To(kAwqTarget, DataPath("gptq/v2-act"))), HasSubstr("linear \""));
   EXPECT_THAT(Refusal(To(kGptqTarget, DataPath("fp8/blocks"))), HasSubstr("codes: got e4m3"));
-  EXPECT_THAT(Refusal(To(kDenseTarget, DataPath("modelopt/awq"))), HasSubstr("factor: got one"));
+  EXPECT_THAT(Refusal(To(kGemliteTarget, DataPath("modelopt/awq"))), HasSubstr("factor: got one"));
   ConvertOptions options = To(kAwqTarget, DataPath("awq/all-MiniLM-L6-v2-awq"));
   options.dtype = "F16";
   EXPECT_THAT(Refusal(options), HasSubstr("dtype: got F16"));
@@ -165,7 +229,8 @@ TEST_F(ConvertTest, ATensorThatIsInTheWayIsNamed) {
   tensors["a.g_idx"] = {"I32", {64}, std::string(256, '\0')};  // not part of an AWQ linear
   folder_.Write("m/config.json", AwqConfig());
   folder_.Write("m/model.safetensors", SafetensorsOf(tensors));
-  EXPECT_THAT(Refusal(To(kGptqTarget, folder_.At("m"))), HasSubstr("\"a.g_idx\": occurs twice"));
+  EXPECT_THAT(Refusal(To(kGptqTarget, folder_.At("m"))),
+              HasSubstr("tensor \"a.g_idx\": format awq has no such tensor"));
 }
 
 TEST_F(ConvertTest, VerifyFindsOneBit) {

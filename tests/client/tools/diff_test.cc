@@ -48,7 +48,20 @@ TEST_F(DiffTest, AFolderIsTheSameAsItself) {
   EXPECT_TRUE(got->same());
   ASSERT_FALSE(got->linears.empty());
   EXPECT_EQ(got->linears[0].different_codes, 0);
-  EXPECT_EQ(got->linears[0].relative, 0);
+  EXPECT_EQ(got->linears[0].norms.relative(), 0);
+}
+
+TEST_F(DiffTest, ALinearThatCannotBeReadDiffers) {
+  TestTensors tensors = AwqLinear("up", 64, 16, 32);
+  for (auto& [name, tensor] : AwqLinear("down", 64, 16, 32)) tensors[name] = tensor;
+  tensors.erase("down.qzeros");
+  Write("a", tensors);
+  Write("b", tensors);
+  const FolderDifference got = Run();
+  EXPECT_FALSE(got.same());
+  ASSERT_EQ(got.linears.size(), 2u);
+  EXPECT_THAT(got.linears[0].error, HasSubstr("weight \"down\": tensor \"qzeros\" is missing"));
+  EXPECT_TRUE(got.linears[1].same());
 }
 
 TEST_F(DiffTest, CountsCodesZerosScales) {
@@ -72,7 +85,7 @@ TEST_F(DiffTest, CountsCodesZerosScales) {
   EXPECT_EQ(up.worst[0].n, 15);
   EXPECT_EQ(up.worst[0].a, s);
   EXPECT_EQ(up.worst[0].b, 1.0f);
-  EXPECT_GT(up.relative, 0);
+  EXPECT_GT(up.norms.relative(), 0);
 }
 
 TEST_F(DiffTest, ComparesAQuantisedModelWithADenseOne) {
@@ -96,7 +109,7 @@ TEST_F(DiffTest, ComparesAQuantisedModelWithADenseOne) {
   EXPECT_EQ(got.linears[0].different, 1);
   EXPECT_EQ(got.linears[0].worst[0].k, 7);
   EXPECT_EQ(got.linears[0].worst[0].n, 3);
-  EXPECT_DOUBLE_EQ(got.linears[0].relative, 1.0);
+  EXPECT_DOUBLE_EQ(got.linears[0].norms.relative(), 1.0);
   EXPECT_EQ(got.linears[0].different_bias, 16);  // one has a bias, the other none
 }
 
@@ -129,16 +142,16 @@ TEST_F(DiffTest, SaysWhatCannotBeCompared) {
 
 TEST(Difference, OfNumbersThatAreNone) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
-  Difference got(1);
+  Difference got = {.keep = 1};
   got.AddElement(0, 0, nan, nan);
   got.AddElement(0, 1, inf, inf);
-  EXPECT_EQ(got.different(), 0);
+  EXPECT_EQ(got.different, 0);
   got.AddElement(0, 2, 0.0f, -0.0f);  // bits differ, the numbers do not
-  EXPECT_EQ(got.different(), 1);
-  EXPECT_EQ(got.relative(), 0);
+  EXPECT_EQ(got.different, 1);
+  EXPECT_EQ(got.norms.relative(), 0);
   got.AddElement(0, 3, nan, 1.0f);
-  EXPECT_TRUE(std::isinf(got.largest()));
-  EXPECT_EQ(got.worst()[0].n, 3);
+  EXPECT_TRUE(std::isinf(got.largest));
+  EXPECT_EQ(got.worst[0].n, 3);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Rows of weights are bit for bit the formula's values, for every element of every golden.
+// Rows of weights are bit for bit the formula's values times the factor, for every element of every
+// golden.
 #include "client/tools/elements.h"
 
 #include <gtest/gtest.h>
@@ -20,9 +21,11 @@ int64_t WrongElements(const HostWeight& weight) {
   std::vector<float> got(weight.n);
   int64_t wrong = 0;
   for (int64_t i = 0; i < weight.k; ++i) {
-    rows.Read(weight.order.empty() ? i : weight.order[i], got.data());
+    const int64_t row = weight.order.empty() ? i : weight.order[i];
+    rows.Read(row, got.data());
     for (int64_t col = 0; col < weight.n; ++col) {
-      const float want = WeightValue(weight, i, col);
+      const float factor = weight.factor.empty() ? 1.0f : weight.factor[row];
+      const float want = WeightValue(weight, i, col) * factor;
       wrong += std::bit_cast<uint32_t>(got[col]) != std::bit_cast<uint32_t>(want) ? 1 : 0;
     }
   }

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/tools/elements.h"
 #include "client/tools/encode/target.h"
-#include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/linear_rules.h"
+#include "kernels/checkpoint/quant_settings.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
 #include "tests/client/tools/made_weight.h"
@@ -46,7 +46,7 @@ absl::StatusOr<HostWeight> BackFrom(const Target& target, const EncodedLinear& l
   const auto config =
       model::ParseConfigJson(nlohmann::ordered_json{{"quantization_config", *settings}}.dump());
   if (!config.ok()) return config.status();
-  const auto found = FindFormat(**config);
+  const auto found = FindFormat((*config)->settings);
   if (!found.ok()) return found.status();
   EXPECT_EQ(found->format->name, target.format);
   const auto rules = model::LinearRules::Make(found->config);
@@ -59,7 +59,7 @@ absl::StatusOr<HostWeight> BackFrom(const Target& target, const EncodedLinear& l
   for (const Bytes& one : *all) {
     tensors[one.tensor.name] = {one.tensor.dtype, one.tensor.shape, one.bytes};
   }
-  return rule->format->decode(rule->settings, tensors);
+  return rule->format->Decode(rule->settings, tensors);
 }
 
 // The bits of all elements, by in-feature.
@@ -82,7 +82,7 @@ void ExpectSame(const HostWeight& got, const HostWeight& want, const std::string
 }
 
 void ExpectRoundTrip(const Target& target, const HostWeight& weight, const std::string& what) {
-  const auto encoded = target.encode(weight, {.bias_dtype = "F32"});
+  const auto encoded = target.Encode(weight, {.bias_dtype = "F32"});
   ASSERT_TRUE(encoded.ok()) << what << ": " << encoded.status();
   const auto back = BackFrom(target, *encoded);
   ASSERT_TRUE(back.ok()) << what << ": " << back.status();
@@ -90,7 +90,7 @@ void ExpectRoundTrip(const Target& target, const HostWeight& weight, const std::
 }
 
 std::string Refusal(const Target& target, const HostWeight& weight) {
-  const auto encoded = target.encode(weight, {.dtype = "F16"});
+  const auto encoded = target.Encode(weight, {.dtype = "F16"});
   EXPECT_EQ(encoded.status().code(), absl::StatusCode::kInvalidArgument) << target.name;
   return std::string(encoded.status().message());
 }
@@ -151,7 +151,7 @@ TEST(Encode, EveryGoldenIntoEveryTarget) {
         const auto elements = ReadElements(*model, linear.path);
         ASSERT_TRUE(elements.ok());
         for (const Target* target : Readable()) {
-          const auto encoded = target->encode(*elements->weight(), {.bias_dtype = "F32"});
+          const auto encoded = target->Encode(*elements->weight(), {.bias_dtype = "F32"});
           const std::string what = absl::StrCat(folder.path().string(), " ", linear.path);
           if (!encoded.ok()) {
             EXPECT_THAT(std::string(encoded.status().message()), HasSubstr("expected")) << what;
@@ -178,6 +178,7 @@ TEST(Encode, RefusesByThePart) {
   HostWeight factor = w4;
   factor.factor.assign(factor.k, 2.0f);
   for (const Target* target : AllTargets()) {
+    if (target == &kDenseTarget) continue;  // multiplies by it
     EXPECT_THAT(Refusal(*target, factor), HasSubstr("factor: got one")) << target->name;
   }
   EXPECT_THAT(Refusal(kFasterTransformerTarget, w4), HasSubstr("scheme: got w4g32z"));
@@ -241,7 +242,7 @@ TEST(Encode, OneScaleForAllAndNone) {
 TEST(Encode, CompressedTensorsByAddress) {
   for (const int bits : {2, 4, 8}) {
     const HostWeight weight = MakeWeight({.k = 96, .n = 20, .scheme = Asymmetric(bits, 32)});
-    const auto encoded = kCompressedTensorsTarget.encode(weight, {});
+    const auto encoded = kCompressedTensorsTarget.Encode(weight, {});
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     const auto all = ReadAll(*encoded);
     ASSERT_TRUE(all.ok());
@@ -273,7 +274,7 @@ TEST(Encode, CompressedTensorsByAddress) {
               (std::vector<int64_t>{(20 * bits + 31) / 32, 3}));
   }
   const auto symmetric =
-      kCompressedTensorsTarget.encode(MakeWeight({.scheme = Symmetric(4, 0)}), {});
+      kCompressedTensorsTarget.Encode(MakeWeight({.scheme = Symmetric(4, 0)}), {});
   ASSERT_TRUE(symmetric.ok());
   for (const NewTensor& tensor : symmetric->tensors) EXPECT_NE(tensor.name, "weight_zero_point");
 }
@@ -284,7 +285,7 @@ TEST(Encode, DenseIsEachElementRoundedOnce) {
         MakeWeight({.k = 70, .n = 21, .scheme = Asymmetric(4, 32, DType::kFp32), .order = true});
     const float fine = 0.1234567f;
     std::memcpy(weight.scales.data(), &fine, 4);
-    const auto encoded = kDenseTarget.encode(weight, {.dtype = dtype});
+    const auto encoded = kDenseTarget.Encode(weight, {.dtype = dtype});
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     const NewTensor& tensor = encoded->tensors.at(0);
     EXPECT_EQ(tensor.shape, (std::vector<int64_t>{21, 70}));
@@ -308,7 +309,7 @@ TEST(Encode, DenseRefusesWhatWouldBeInfinite) {
   HostWeight weight = MakeWeight({.scheme = Symmetric(8, 0, DType::kFp32)});
   const float large = 1e6f;
   std::memcpy(weight.scales.data() + 4 * 3, &large, 4);
-  const auto encoded = kDenseTarget.encode(weight, {.dtype = "F16"});
+  const auto encoded = kDenseTarget.Encode(weight, {.dtype = "F16"});
   ASSERT_TRUE(encoded.ok());
   std::vector<uint8_t> bytes(encoded->tensors[0].bytes);
   EXPECT_THAT(std::string(encoded->tensors[0].read(0, absl::MakeSpan(bytes)).message()),

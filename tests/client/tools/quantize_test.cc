@@ -48,6 +48,15 @@ class QuantizeTest : public ::testing::Test {
   TempDirectory folder_;
 };
 
+// Codes without settings are no dense weights.
+TEST_F(QuantizeTest, AFolderWithCodesIsNotDense) {
+  folder_.Write("dense/codes.safetensors",
+                testing::SafetensorsOf({{"l.2.up.weight", {"F8_E4M3", {1, 2}, "ab"}}}));
+  std::filesystem::remove(folder_.At("dense/model.safetensors.index.json"));
+  EXPECT_THAT(Refusal(Options(kAwqTarget)),
+              ::testing::HasSubstr("tensor \"l.2.up.weight\" of \"F8_E4M3\" is quantised"));
+}
+
 TEST_F(QuantizeTest, QuantizeInspectDiff) {
   for (const Target* target :
        {&kAwqTarget, &kGptqTarget, &kGemliteTarget, &kFasterTransformerTarget}) {
@@ -76,11 +85,11 @@ TEST_F(QuantizeTest, QuantizeInspectDiff) {
       const auto same = [&](const QuantizedLinear& one) { return one.path == linear.path; };
       const auto told = std::find_if(made->linears.begin(), made->linears.end(), same);
       ASSERT_NE(told, made->linears.end());
-      EXPECT_DOUBLE_EQ(linear.relative, told->relative);
+      EXPECT_DOUBLE_EQ(linear.norms.relative(), told->norms.relative());
       EXPECT_DOUBLE_EQ(linear.largest, told->largest);
       // 4 bits of a normal distribution in groups of 64 have an error of about a tenth.
-      EXPECT_GT(linear.relative, 0.05);
-      EXPECT_LT(linear.relative, 0.15);
+      EXPECT_GT(linear.norms.relative(), 0.05);
+      EXPECT_LT(linear.norms.relative(), 0.15);
     }
     EXPECT_EQ(difference->same_tensors, 4);
     EXPECT_TRUE(difference->different_tensors.empty());
@@ -115,7 +124,7 @@ TEST_F(QuantizeTest, SaysWhatStaysDense) {
   EXPECT_THAT(dense,
               ElementsAre("embed_tokens: \"embed\" is left out", "l.0.down: \"0.down\" is left out",
                           "l.1.gate: a router is left out",
-                          "l.1.odd: K = 96 is no multiple of the group size"));
+                          "l.1.odd: K = 96 is no multiple of the group size 64"));
 }
 
 TEST_F(QuantizeTest, TheSearchLosesLess) {
@@ -127,7 +136,7 @@ TEST_F(QuantizeTest, TheSearchLosesLess) {
   const auto searched = Quantize(options, Quiet);
   ASSERT_TRUE(plain.ok() && searched.ok()) << plain.status() << searched.status();
   for (size_t i = 0; i < plain->linears.size(); ++i) {
-    EXPECT_LT(searched->linears[i].relative, plain->linears[i].relative);
+    EXPECT_LT(searched->linears[i].norms.relative(), plain->linears[i].norms.relative());
   }
   EXPECT_THAT(TextOf(folder_.At("searched/config.json")), HasSubstr("awqd:rtn-search"));
 }

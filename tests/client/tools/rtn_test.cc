@@ -1,6 +1,4 @@
 // Round to nearest: its formula, its limits, its search.
-#include "client/tools/rtn.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "client/tools/quantize.h"
 #include "kernels/exact.h"
 
 namespace awqd::tools {

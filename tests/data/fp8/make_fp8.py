@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from golden import Bf16, Goldens, Typed, e4m3_values, wide
+from golden import E2M1_VALUES, Bf16, Goldens, Typed, e4m3_values, wide
 
 
 def powers(bits):
@@ -56,6 +56,15 @@ class Checkpoint:
         weight = (e4m3_values()[codes] * spread).astype(np.float32).astype(np.float16).T
         self.cases.append((path, description, np.ascontiguousarray(weight), self.tensors.get(path + ".bias")))
 
+    def mxfp4(self, path, description, *, n, k):
+        """An expert of DeepSeek-V4: pairs of E2M1 as I8, 32 codes to a scale."""
+        codes = self.random.integers(0, 16, (n, k)).astype("u1")
+        scales = self.random.integers(118, 124, (n, k // 32)).astype("u1")
+        self.tensors[path + ".weight"] = (codes[:, 0::2] | codes[:, 1::2] << 4).view("i1")
+        self.tensors[path + ".scale"] = Typed(scales, "F8_E8M0")
+        weight = (E2M1_VALUES[codes] * np.repeat(powers(scales), 32, axis=1)).astype(np.float16).T
+        self.cases.append((path, description, np.ascontiguousarray(weight), None))
+
     def write(self):
         self.tensors["lm_head.weight"] = Bf16(self.random.standard_normal((8, 16)))
         self.goldens.checkpoint(self.model, {"quant_method": "fp8", **self.settings}, self.tensors)
@@ -98,6 +107,18 @@ def main():
     channel.linear("a", "e4m3c+fp32", n=21, k=64, scale=single(21, 1), name="weight_scale")
     channel.linear("b", "e4m3c+bf16", n=16, k=40, scale=bf16(16), name="weight_scale", bias=bf16(16))
     channel.write()
+
+    experts = Checkpoint(goldens, "experts-of-fp4", activation_scheme="dynamic", fmt="e4m3", scale_fmt="ue8m0",
+                         expert_dtype="fp4", weight_block_size=[128, 128])
+    experts.linear("layers.0.attn.wq_a", "e4m3b128x128+e8m0", n=136, k=144, block=(128, 128), name="scale",
+                   values=lambda s: powers(s.bits),
+                   scale=lambda random: Typed(random.integers(116, 122, (2, 2)).astype("u1"), "F8_E8M0"))
+    experts.linear("layers.0.attn.wo_a", "e4m3b128x0+fp32", n=40, k=144, block=(128, 128), name="scale",
+                   scale=lambda random: powers(random.integers(116, 122, (1, 2))).astype("<f4"))
+    for expert in range(2):
+        experts.mxfp4(f"layers.0.ffn.experts.{expert}.w1", "e2m1g32+e8m0", n=24, k=64)
+    experts.tensors["layers.0.ffn.gate.weight"] = Bf16(experts.random.standard_normal((2, 64)))
+    experts.write()
     goldens.finish(**({"torch": version} if version else {}))
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes GGUF files and their goldens, from the definition of the container and of its blocks. Needs numpy (2.4.6 made what
 is checked in). Where the package gguf can be imported, its reader must find the same tensors in the files, and its
-dequantisation must give the same FP32 bits (0.19.0 does).
+dequantisation must give the same FP32 bits (0.19.0 does; it has none for Q1_0). Its quantizer must write the same blocks of
+TQ1_0 and TQ2_0 of their values; of the other types here it has none, or one that chooses among scales.
 
 Usage: make_gguf.py [--out DIR]
 """
@@ -12,15 +13,17 @@ import sys
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from golden import E2M1_VALUES, Goldens, fnv1a64
+from golden import E2M1_VALUES, Goldens, e4m3_values, fnv1a64
 
 try:
     import gguf
 except ImportError:
     gguf = None
 
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q4_K": 12, "Q5_K": 13,
-           "Q6_K": 14, "IQ4_NL": 20, "BF16": 30, "MXFP4": 39}
+NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+           "Q5_K": 13, "Q6_K": 14, "IQ2_XXS": 16, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35,
+           "MXFP4": 39, "NVFP4": 40, "Q1_0": 41}
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def halves(random, rows, low=0.001, high=0.03, sign=True):
@@ -95,9 +98,85 @@ def mxfp4(random, rows):
     return np.concatenate([exponents, nibbles(codes)], axis=1), values + np.float32(0)  # no zero has a sign
 
 
+def pairs(codes):
+    """[rows, 2, 4, 32] codes of 2 bits: a byte has one of each of four runs."""
+    return sum(codes[:, :, r] << 2 * r for r in range(4)).reshape(len(codes), 64).astype("u1")
+
+
+def q2_k(random, rows):
+    codes = random.integers(0, 4, (rows, 2, 4, 32))
+    scales, minima = random.integers(0, 16, (2, rows, 16))
+    d, dmin = halves(random, rows, 1e-4, 1e-2), halves(random, rows, 1e-4, 1e-2)
+    stored = np.concatenate([(scales | minima << 4).astype("u1"), pairs(codes), raw(d), raw(dmin)], axis=1)
+    scale = (d.astype(np.float32) * scales.astype(np.float32))[:, :, None]
+    zero = (dmin.astype(np.float32) * minima.astype(np.float32))[:, :, None]
+    return stored, (scale * codes.reshape(rows, 16, 16).astype(np.float32) - zero).reshape(rows, 256)
+
+
+def q3_k(random, rows):
+    codes = random.integers(0, 8, (rows, 2, 4, 32))
+    scales, d = random.integers(-32, 32, (rows, 16)), halves(random, rows, 1e-5, 1e-3)
+    upper = sum(codes.reshape(rows, 8, 32)[:, r] >> 2 << r for r in range(8))
+    packed = np.concatenate([(scales[:, :8] & 15) | (scales[:, 8:] & 15) << 4,
+                             sum((scales[:, 4 * j:4 * j + 4] + 32 >> 4) << 2 * j for j in range(4))], axis=1)
+    stored = np.concatenate([upper.astype("u1"), pairs(codes & 3), packed.astype("u1"), raw(d)], axis=1)
+    scale = (d.astype(np.float32) * scales.astype(np.float32))[:, :, None]
+    return stored, (scale * (codes.reshape(rows, 16, 16) - 4).astype(np.float32)).reshape(rows, 256)
+
+
+def iq4_nl(random, rows):
+    codes, d = random.integers(0, 16, (rows, 32)), halves(random, rows, 1e-5, 1e-3)
+    return np.concatenate([raw(d), nibbles(codes)], axis=1), d.astype(np.float32) * IQ4_VALUES[codes]
+
+
+def iq4_xs(random, rows):
+    codes = random.integers(0, 16, (rows, 8, 32))
+    scales, d = random.integers(-32, 32, (rows, 8)), halves(random, rows, 1e-6, 1e-4)
+    upper = sum((scales[:, g] + 32 >> 4) << 2 * g for g in range(8)).astype("<u2")[:, None]
+    lower = ((scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4).astype("u1")
+    stored = np.concatenate([raw(d), raw(upper), lower, nibbles(codes.reshape(-1, 32)).reshape(rows, 128)], axis=1)
+    scale = (d.astype(np.float32) * scales.astype(np.float32))[:, :, None]
+    return stored, (scale * IQ4_VALUES[codes]).reshape(rows, 256)
+
+
+def tq1_0(random, rows):
+    codes, d = random.integers(0, 3, (rows, 256)), halves(random, rows, sign=False)
+
+    def digits(part, count):
+        """Bytes with `count` codes each, the first of the highest value."""
+        value = sum(code * 3**(4 - i) for i, code in enumerate(np.split(part, count, axis=1)))
+        return ((value * 256 + 242) // 243).astype("u1")
+
+    stored = [digits(codes[:, :160], 5), digits(codes[:, 160:240], 5), digits(codes[:, 240:], 4), raw(d)]
+    return np.concatenate(stored, axis=1), d.astype(np.float32) * (codes - 1).astype(np.float32)
+
+
+def tq2_0(random, rows):
+    codes, d = random.integers(0, 3, (rows, 2, 4, 32)), halves(random, rows, sign=False)
+    values = d.astype(np.float32) * (codes.reshape(rows, 256) - 1).astype(np.float32)
+    return np.concatenate([pairs(codes), raw(d)], axis=1), values
+
+
+def nvfp4(random, rows):
+    codes, scales = random.integers(0, 16, (rows, 4, 16)), random.integers(0x10, 0x50, (rows, 4))
+    scales[0, 1], scales[1, 2] = 0x7f, scales[1, 2] | 0x80  # the NaN is zero, the sign has no effect
+    stored = (codes[:, :, :8] | codes[:, :, 8:] << 4).reshape(rows, 32)
+    scale = np.where(scales == 0x7f, 0, e4m3_values()[scales & 0x7f]).astype(np.float32)[:, :, None]
+    values = E2M1_VALUES[np.where(codes == 8, 0, codes)] * scale  # the zero of a code has no sign
+    return np.concatenate([scales, stored], axis=1).astype("u1"), values.reshape(rows, 64)
+
+
+def q1_0(random, rows):
+    codes, d = random.integers(0, 2, (rows, 128)), halves(random, rows)
+    stored = np.packbits(codes.astype("u1"), axis=1, bitorder="little")
+    return np.concatenate([raw(d), stored], axis=1), d.astype(np.float32) * (2 * codes - 1).astype(np.float32)
+
+
 BLOCKS = {"Q4_0": (32, block32(4, False)), "Q4_1": (32, block32(4, True)), "Q5_0": (32, block32(5, False)),
-          "Q5_1": (32, block32(5, True)), "Q8_0": (32, block32(8, False)), "Q4_K": (256, super_block(4)),
-          "Q5_K": (256, super_block(5)), "Q6_K": (256, q6_k), "MXFP4": (32, mxfp4)}
+          "Q5_1": (32, block32(5, True)), "Q8_0": (32, block32(8, False)), "Q2_K": (256, q2_k), "Q3_K": (256, q3_k),
+          "Q4_K": (256, super_block(4)), "Q5_K": (256, super_block(5)), "Q6_K": (256, q6_k), "IQ4_NL": (32, iq4_nl),
+          "IQ4_XS": (256, iq4_xs), "TQ1_0": (256, tq1_0), "TQ2_0": (256, tq2_0), "MXFP4": (32, mxfp4),
+          "NVFP4": (64, nvfp4), "Q1_0": (128, q1_0)}
 
 
 class Weight:
@@ -108,9 +187,13 @@ class Weight:
         codes, make = BLOCKS[kind]
         rows, values = make(random, int(np.prod(self.shape)) // codes)
         self.bytes, self.values = rows.reshape(*lead, n, -1), values.reshape(self.shape)
-        if gguf is not None:
-            theirs = gguf.quants.dequantize(self.bytes, gguf.GGMLQuantizationType[kind])
-            assert np.array_equal(theirs.view(np.uint32), self.values.view(np.uint32)), kind
+        if gguf is None or kind == "Q1_0":
+            return
+        theirs = gguf.quants.dequantize(self.bytes, gguf.GGMLQuantizationType[kind])
+        assert np.array_equal(theirs.view(np.uint32), self.values.view(np.uint32)), kind
+        if kind.startswith("TQ"):
+            theirs = gguf.quants.quantize(self.values, gguf.GGMLQuantizationType[kind])
+            assert np.array_equal(theirs, self.bytes), kind
 
 
 class Raw:
@@ -182,7 +265,7 @@ def main():
     bias = random.standard_normal(21).astype(np.float32)
     tensors = {"token_embd.weight": Raw("F16", (4, 64), bytes(512)), "blk.0.attn_norm.weight": floats(np.ones(64))}
     tensors |= {f"blk.0.{kind.lower()}.weight": weight for kind, weight in weights.items()}
-    tensors |= {"blk.0.q4_1.bias": floats(bias), "blk.0.ffn_up.weight": Raw("IQ4_NL", (2, 32), bytes(36)),
+    tensors |= {"blk.0.q4_1.bias": floats(bias), "blk.0.ffn_up.weight": Raw("IQ2_XXS", (2, 256), bytes(132)),
                 "rope_freqs.weight": Raw("BF16", (3,), bytes(6))}
     write(folder / "blocks" / "model.gguf", METADATA, tensors)
     for kind, weight in weights.items():
@@ -203,6 +286,26 @@ def main():
           {"blk.0.ffn_up_exps.weight": experts, "blk.0.ffn_up_exps.bias": floats(biases)})
     for expert in (0, 2):
         case("experts", f"blk.0.ffn_up_exps.experts.{expert}", experts, "e2m1g32+e8m0", biases[expert], expert)
+
+    # A model in two parts. The types are those of its linears and stacks.
+    random = np.random.default_rng(31)
+    described = {"Q2_K": "w2g16o:fp32+fp32", "Q3_K": "w3g16s+fp32", "IQ4_NL": "t4g32", "IQ4_XS": "t4g32+fp32",
+                 "TQ1_0": "w2g256m1", "TQ2_0": "w2g256m1", "NVFP4": "e2m1g16+e4m3", "Q1_0": "w1g128r+fp32"}
+    shapes = {"Q2_K": (21, 512), "Q3_K": (13, 256), "IQ4_NL": (24, 96), "IQ4_XS": (16, 512), "TQ1_0": (21, 512),
+              "TQ2_0": (13, 512), "NVFP4": (24, 192), "Q1_0": (21, 256)}
+    weights = {f"blk.0.{kind.lower()}": Weight(random, kind, *shape) for kind, shape in shapes.items()}
+    stacks = {f"blk.0.ffn_{part}_exps": Weight(random, kind, n, k, (2,))
+              for part, kind, n, k in (("gate", "IQ4_NL", 16, 64), ("up", "Q3_K", 16, 256), ("down", "NVFP4", 13, 64))}
+    named = [(f"{path}.weight", weight) for path, weight in [*weights.items(), *stacks.items()]]
+    for part, tensors in enumerate((named[:5], named[5:])):
+        split = {"split.no": (2, struct.pack("<H", part)), "split.count": (2, struct.pack("<H", 2)),
+                 "split.tensors.count": (5, struct.pack("<i", len(named)))}
+        write(folder / "parts" / f"tiny-{part + 1:05}-of-00002.gguf", {**(METADATA if part == 0 else {}), **split},
+              dict(tensors))
+    for path, weight in weights.items():
+        case("parts", path, weight, described[weight.kind])
+    for path, weight in stacks.items():
+        case("parts", f"{path}.experts.1", weight, described[weight.kind], expert=1)
     goldens.finish()
 
 

@@ -1,7 +1,6 @@
 // InferenceTest: one server with the demo model and a big weight, and products of the demo model.
 #pragma once
 
-#include <cmath>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -9,8 +8,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "tests/e2e/shared_server_test.h"
-#include "tests/e2e/synthetic_awq.h"
+#include "tests/e2e/server_test.h"
 
 namespace awqd {
 
@@ -33,15 +31,6 @@ class InferenceTest : public SharedServerTest {
   static void TearDownTestSuite() {
     SharedServerTest::TearDownTestSuite();
     delete big_;
-  }
-
-  static double RelativeError(const std::vector<double>& got, const std::vector<double>& expected) {
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      difference += (got[i] - expected[i]) * (got[i] - expected[i]);
-      norm += expected[i] * expected[i];
-    }
-    return got.size() == expected.size() ? std::sqrt(difference / norm) : INFINITY;
   }
 
   static std::vector<double> Doubles(const client::Tensor& tensor) {

@@ -2,9 +2,9 @@
 #include <cstring>
 #include <vector>
 
-#include "client/half.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/half.h"
 #include "tests/e2e/inference/inference_fixture.h"
 
 namespace awqd {
@@ -72,11 +72,11 @@ TEST_F(InferenceTest, InlineWeight) {
       std::memcpy(&bits, w->output.bytes.data() + (row * 24 + column) * 2, 2);
       ASSERT_EQ(bits, weight.At(row, column));
       for (int64_t m = 0; m < 2; ++m) {
-        expected[m * 24 + column] += double{x[m * 64 + row]} * client::HalfToFloat(bits);
+        expected[m * 24 + column] += double{x[m * 64 + row]} * HalfToFloat(bits);
       }
     }
   }
-  EXPECT_LE(RelativeError(Doubles(y->output), expected), 1e-3);
+  EXPECT_LE(RelativeError(y->output, expected), 1e-3);
 }
 
 TEST_F(InferenceTest, OddInlineWeightsAreRefused) {

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,19 +25,8 @@ class FoldersTest : public LifecycleTest {
     WriteModel(folder);
     std::ofstream(folder + "/model.safetensors") << "not a checkpoint at all";
   }
-  // The single line with which a server exits.
-  static std::string LastWords(const ExitReport& report, int code) {
-    EXPECT_TRUE(report.exited);
-    EXPECT_EQ(report.code, code) << report.log;
-    std::vector<std::string> found;
-    for (const absl::string_view line : absl::StrSplit(report.log, '\n')) {
-      if (absl::StartsWith(line, "awqd: ")) found.emplace_back(line);
-    }
-    EXPECT_EQ(found.size(), 1u) << report.log;
-    return found.empty() ? "" : found.front();
-  }
   static void ExpectServes(const ServerProcess& server, const std::string& model) {
-    const auto answer = server.NewClient()->QuantizedMatmul(Call(model));
+    const auto answer = server.NewClient()->QuantizedMatmul(OneToken(model));
     EXPECT_TRUE(answer.ok()) << answer.status();
   }
 
@@ -88,11 +76,10 @@ TEST_F(FoldersTest, ServesSingleFoldersWithoutARepository) {
 
 TEST_F(FoldersTest, ServesSingleFoldersBesideARepository) {
   WriteModel(elsewhere_ / "a");
-  ServerProcess server(Args({"--model=x=" + (elsewhere_ / "a")}));
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  ExpectServes(server, "x");
-  ExpectServes(server, "m");
-  EXPECT_EQ(server.Stop().code, 0);
+  Start({"--model=x=" + (elsewhere_ / "a")});
+  ExpectServes(*server_, "x");
+  ExpectServes(*server_, "m");
+  Stop();
 }
 
 TEST_F(FoldersTest, ANameForTwoFoldersIsRefusedNamingBoth) {
@@ -118,28 +105,24 @@ TEST_F(FoldersTest, TheStartReportsEveryModelThatCannotBeLoaded) {
 TEST_F(FoldersTest, KeepGoingServesWhatLoadsAndReportsTheRest) {
   WriteBroken(repository_ / "b");
   WriteBroken(repository_ / "n");
-  ServerProcess server(Args({"--keep_going"}));
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  ExpectServes(server, "m");
-  const auto models = server.NewClient()->ListModels();
+  Start({"--keep_going"});
+  ExpectServes(*server_, "m");
+  const auto models = client_->ListModels();
   ASSERT_TRUE(models.ok() && models->models_size() == 3) << models.status();
   EXPECT_EQ(models->models(0).state(), v1::FAILED);
   EXPECT_THAT(models->models(0).message(), HasSubstr("b/model.safetensors"));
   EXPECT_EQ(models->models(1).state(), v1::READY);
-  const ExitReport report = server.Stop();
-  EXPECT_EQ(report.code, 0);
+  const ExitReport report = Stop();
   EXPECT_THAT(report.log, AllOf(HasSubstr("model cannot be loaded model=b"),
                                 HasSubstr("model cannot be loaded model=n"),
                                 HasSubstr("ready models=1 failed=2")));
 }
 
 TEST_F(FoldersTest, KeepGoingStartsWithNoModelAtAll) {
-  ServerProcess server(Args({"--keep_going", "--load_model=absent"}));
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  EXPECT_TRUE(server.NewClient()->LoadModel("m").ok());
-  ExpectServes(server, "m");
-  const ExitReport report = server.Stop();
-  EXPECT_EQ(report.code, 0);
+  Start({"--keep_going", "--load_model=absent"});
+  EXPECT_TRUE(client_->LoadModel("m").ok());
+  ExpectServes(*server_, "m");
+  const ExitReport report = Stop();
   EXPECT_THAT(report.log, AllOf(HasSubstr("model cannot be loaded model=absent"),
                                 HasSubstr("no model could be loaded")));
 }
@@ -147,23 +130,28 @@ TEST_F(FoldersTest, KeepGoingStartsWithNoModelAtAll) {
 TEST_F(FoldersTest, WarnsOnceOfEachFolderThatIsNoModel) {
   WriteModel(repository_ / "bad name");
   std::filesystem::create_directory(repository_ / "empty");
-  ServerProcess server(Args());
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  const auto client = server.NewClient();
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(client->ListModels()->models_size(), 1);
-  const ExitReport report = server.Stop();
-  EXPECT_EQ(report.code, 0);
+  Start();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client_->ListModels()->models_size(), 1);
+  const ExitReport report = Stop();
   const std::vector<std::string> lines = absl::StrSplit(report.log, '\n');
   EXPECT_THAT(lines,
               ::testing::Contains(HasSubstr("folder \"bad name\": no model can have")).Times(1));
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("folder \"empty\": no config.json")).Times(1));
-  // A model's folder instead of a repository of models.
-  ServerProcess wrong({"--model_repository=" + (repository_ / "m")});
-  ASSERT_TRUE(wrong.WaitServing()) << wrong.log();
-  const ExitReport end = wrong.Stop();
-  EXPECT_EQ(end.code, 0);
-  EXPECT_THAT(end.log, AllOf(HasSubstr("is itself a model: give the folder above it"),
-                             HasSubstr("the repository holds no model")));
+}
+
+TEST_F(FoldersTest, ARepositoryWithoutModelsIsAnErrorThatSaysWhatToDo) {
+  EXPECT_THAT(LastWords(ServerProcess({"--model_repository=" + (repository_ / "m")}).Wait(), 1),
+              HasSubstr("is itself a model: give the folder above it"));
+  const TempFolder empty;
+  EXPECT_THAT(LastWords(ServerProcess({"--model_repository=" + empty.path()}).Wait(), 1),
+              HasSubstr("put a model there"));
+  for (const char* flag : {"--watch_repository", "--keep_going"}) {
+    ServerProcess server({"--model_repository=" + empty.path(), flag});
+    ASSERT_TRUE(server.WaitServing()) << server.log();
+    const ExitReport end = server.Stop();
+    EXPECT_EQ(end.code, 0);
+    EXPECT_THAT(end.log, HasSubstr("the repository holds no model"));
+  }
 }
 
 }  // namespace

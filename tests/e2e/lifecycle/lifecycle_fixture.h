@@ -8,22 +8,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "tests/e2e/server_process.h"
-#include "tests/e2e/synthetic_awq.h"
+#include "tests/e2e/server_test.h"
 
 namespace awqd {
 
-class LifecycleTest : public testing::Test {
+class LifecycleTest : public ServerTest {
  protected:
   LifecycleTest() { SyntheticAwq::Random(256, 64, 64, 1).Write(repository_ / "m"); }
-
-  std::vector<std::string> Args(std::vector<std::string> more = {}) const {
-    more.push_back("--model_repository=" + repository_.path());
-    return more;
-  }
 
   // They are loaded before "m". One such load may be over before the test goes on; twelve are not.
   void WriteBigModels() const {
@@ -40,19 +36,13 @@ class LifecycleTest : public testing::Test {
     }
   }
 
-  static client::MatmulCall Call(const std::string& model = "m") {
-    return {.weight = client::WeightName{model, "layer"},
-            .activations =
-                *client::Tensor::FromFloats(v1::FP16, {1, 256}, std::vector<float>(256, 0.5f))};
-  }
-
   // Calls in flight, each on a thread of its own.
   class Calls {
    public:
     Calls(client::Client& client, int count) {
       for (int i = 0; i < count; ++i) {
         threads_.emplace_back([this, &client, i] {
-          statuses_[i] = client.QuantizedMatmul(Call()).status();
+          statuses_[i] = client.QuantizedMatmul(OneToken()).status();
           ++ended_;
         });
       }
@@ -83,7 +73,17 @@ class LifecycleTest : public testing::Test {
     return served;
   }
 
-  TempFolder repository_;
+  // The single line with which a server exits.
+  static std::string LastWords(const ExitReport& report, int code) {
+    EXPECT_TRUE(report.exited);
+    EXPECT_EQ(report.code, code) << report.log;
+    std::vector<std::string> found;
+    for (const absl::string_view line : absl::StrSplit(report.log, '\n')) {
+      if (absl::StartsWith(line, "awqd: ")) found.emplace_back(line);
+    }
+    EXPECT_EQ(found.size(), 1u) << report.log;
+    return found.empty() ? "" : found.front();
+  }
 };
 
 }  // namespace awqd

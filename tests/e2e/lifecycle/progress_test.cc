@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -62,10 +61,8 @@ TEST_F(LifecycleTest, ATerminalShowsABarThatGoesAway) {
 }
 
 TEST_F(LifecycleTest, ALogShowsNoBar) {
-  ServerProcess server(Args());
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  const ExitReport report = server.Stop();
-  EXPECT_EQ(report.code, 0);
+  Start();
+  const ExitReport report = Stop();
   EXPECT_THAT(report.log, Not(HasSubstr("\x1b")));
   EXPECT_THAT(report.log, Not(HasSubstr("[....")));
   EXPECT_THAT(report.log, HasSubstr("loaded model=m"));

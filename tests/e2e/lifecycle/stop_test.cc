@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <optional>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -9,11 +10,12 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/lifecycle/lifecycle_fixture.h"
+#include "tests/testing/pseudo_terminal.h"
 
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(LifecycleTest, StopsWhenIdle) {
   for (const int signal_number : {SIGTERM, SIGINT}) {
@@ -39,13 +41,37 @@ TEST_F(LifecycleTest, StopsWithinMillisecondsOfStart) {
   }
 }
 
+TEST_F(LifecycleTest, SighupIsNoEnd) {
+  WriteBigModels();
+  ServerProcess server(Args());
+  ASSERT_TRUE(server.WaitListening()) << server.log();
+  server.Signal(SIGHUP);  // during a load
+  ASSERT_TRUE(server.WaitServing(absl::Seconds(120))) << server.log();
+  server.Signal(SIGHUP);
+  EXPECT_TRUE(server.NewClient()->QuantizedMatmul(OneToken()).ok());
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_THAT(report.log, HasSubstr("SIGHUP: there are no certificates or tokens to reload"));
+}
+
+TEST_F(LifecycleTest, SighupEndsAServerWhoseTerminalIsGone) {
+  std::optional<testing::PseudoTerminal> terminal(80);
+  ServerProcess server(Args(), "127.0.0.1:0", terminal->slave());
+  ASSERT_TRUE(server.WaitServing());
+  server.Signal(SIGHUP);
+  EXPECT_TRUE(server.NewClient()->QuantizedMatmul(OneToken()).ok()) << "the terminal is there";
+  terminal.reset();
+  server.Signal(SIGHUP);
+  EXPECT_EQ(server.Wait().code, 0);
+}
+
 TEST_F(LifecycleTest, StopsDuringALoad) {
   WriteBigModels();
   ServerProcess server(Args());
   ASSERT_TRUE(server.WaitListening()) << server.log();
   const ExitReport report = server.Stop();
   EXPECT_EQ(report.code, 0) << report.log;
-  EXPECT_THAT(report.log, testing::Not(HasSubstr("ready"))) << "it was still loading";
+  EXPECT_THAT(report.log, ::testing::Not(HasSubstr("ready"))) << "it was still loading";
   const size_t stopping = report.log.find(" stopping ");
   ASSERT_NE(stopping, std::string::npos) << report.log;
   int loads = 0;
@@ -56,51 +82,43 @@ TEST_F(LifecycleTest, StopsDuringALoad) {
 }
 
 TEST_F(LifecycleTest, AnswersWhatWasQueuedWhenStopped) {
-  ServerProcess server(Args({"--max_queue_delay_us=60000000", "--max_queued_requests=6"}));
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  const auto client = server.NewClient();
-  Calls calls(*client, 7);
+  Start({"--max_queue_delay_us=60000000", "--max_queued_requests=6"});
+  Calls calls(*client_, 7);
   calls.AwaitFirst();
-  server.Signal(SIGTERM);
+  server_->Signal(SIGTERM);
   EXPECT_EQ(Served(calls.Join()), 6);
-  const ExitReport report = server.Wait();
-  EXPECT_EQ(report.code, 0) << report.log;
+  const ExitReport report = ExpectGoodEnd();
   EXPECT_LT(report.took, absl::Seconds(20)) << "nothing waits for company while stopping";
 }
 
 TEST_F(LifecycleTest, WatchSeesTheEndAndDoesNotDelayIt) {
-  ServerProcess server(Args());
-  ASSERT_TRUE(server.WaitServing()) << server.log();
+  Start();
   const auto stub = grpc::health::v1::Health::NewStub(
-      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
   const auto watch = stub->Watch(&context, {});
   grpc::health::v1::HealthCheckResponse health;
   ASSERT_TRUE(watch->Read(&health));
   EXPECT_EQ(health.status(), health.SERVING);
-  server.Signal(SIGTERM);
+  server_->Signal(SIGTERM);
   ASSERT_TRUE(watch->Read(&health));
   EXPECT_EQ(health.status(), health.NOT_SERVING);
   EXPECT_FALSE(watch->Read(&health));
   watch->Finish().IgnoreError();
-  const ExitReport report = server.Wait();
-  EXPECT_EQ(report.code, 0) << report.log;
+  const ExitReport report = ExpectGoodEnd();
   EXPECT_LT(report.took, absl::Seconds(5));
 }
 
 TEST_F(LifecycleTest, TheDrainDelayStillServes) {
-  ServerProcess server(Args({"--drain_delay_ms=1500"}));
-  ASSERT_TRUE(server.WaitServing()) << server.log();
-  server.Signal(SIGTERM);
-  server.Signal(SIGTERM);
-  const auto client = server.NewClient();
-  for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
+  Start({"--drain_delay_ms=1500"});
+  server_->Signal(SIGTERM);
+  server_->Signal(SIGTERM);
+  for (int i = 0; i < 1000 && client_->IsServing("").value_or(false); ++i) {
     absl::SleepFor(absl::Milliseconds(5));
   }
-  EXPECT_TRUE(client->QuantizedMatmul(Call()).ok());
-  const ExitReport report = server.Wait();
-  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_TRUE(client_->QuantizedMatmul(OneToken()).ok());
+  ExpectGoodEnd();
 }
 
 TEST_F(LifecycleTest, ASignalWithinASecondIsTheSameAndALaterOneEndsItAtOnce) {

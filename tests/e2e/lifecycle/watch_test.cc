@@ -4,7 +4,6 @@
 #include <fstream>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/lifecycle/lifecycle_fixture.h"
@@ -19,23 +18,10 @@ using ::testing::Not;
 
 class WatchTest : public LifecycleTest {
  protected:
-  void Start(std::vector<std::string> more) {
-    server_ = std::make_unique<ServerProcess>(Args(std::move(more)));
-    ASSERT_TRUE(server_->WaitServing()) << server_->log();
-    client_ = server_->NewClient();
-  }
   void StartWatching() {
     Start({"--watch_repository", "--watch_interval_s=0.05", "--watch_settle_s=0.2"});
   }
-  template <typename Condition>
-  static bool Eventually(Condition condition) {
-    for (const absl::Time until = absl::Now() + absl::Seconds(30); absl::Now() < until;) {
-      if (condition()) return true;
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-    return false;
-  }
-  bool Serves(const std::string& model) { return client_->QuantizedMatmul(Call(model)).ok(); }
+  bool Serves(const std::string& model) { return client_->QuantizedMatmul(OneToken(model)).ok(); }
   v1::ModelSummary Summary(const std::string& model) {
     const auto models = client_->ListModels();
     EXPECT_TRUE(models.ok()) << models.status();
@@ -47,8 +33,6 @@ class WatchTest : public LifecycleTest {
   bool HasLogged(const std::string& text) { return absl::StrContains(server_->log(), text); }
 
   TempFolder elsewhere_;
-  std::unique_ptr<ServerProcess> server_;
-  std::unique_ptr<client::Client> client_;
 };
 
 TEST_F(WatchTest, LoadsReloadsAndUnloadsWhatTheRepositoryHolds) {
@@ -56,20 +40,18 @@ TEST_F(WatchTest, LoadsReloadsAndUnloadsWhatTheRepositoryHolds) {
   EXPECT_TRUE(Serves("m")) << "what was there is waited for by the start";
   SyntheticAwq::Random(256, 64, 64, 2).Write(repository_ / "n");
   EXPECT_TRUE(Eventually([&] { return Serves("n"); })) << server_->log();
-  const std::string before = client_->QuantizedMatmul(Call("m"))->output.bytes;
+  const std::string before = client_->QuantizedMatmul(OneToken("m"))->output.bytes;
   SyntheticAwq::Random(256, 64, 64, 3).Write(elsewhere_ / "m");
   for (const char* file : {"config.json", "model.safetensors"}) {
     fs::rename(elsewhere_ / "m" + "/" + file, repository_ / "m" + "/" + file);
   }
   EXPECT_TRUE(Eventually([&] { return Summary("m").version() >= 2; })) << server_->log();
-  EXPECT_NE(client_->QuantizedMatmul(Call("m"))->output.bytes, before);
+  EXPECT_NE(client_->QuantizedMatmul(OneToken("m"))->output.bytes, before);
   fs::remove_all(repository_ / "n");
   EXPECT_TRUE(Eventually([&] {
-    return absl::IsNotFound(client_->QuantizedMatmul(Call("n")).status());
+    return absl::IsNotFound(client_->QuantizedMatmul(OneToken("n")).status());
   })) << server_->log();
-  const ExitReport report = server_->Stop();
-  EXPECT_EQ(report.code, 0);
-  EXPECT_THAT(report.log, HasSubstr("unloaded model=n why=\"its folder is gone\""));
+  EXPECT_THAT(Stop().log, HasSubstr("unloaded model=n why=\"its folder is gone\""));
 }
 
 TEST_F(WatchTest, NoCallFailsWhileAModelIsReplaced) {
@@ -88,7 +70,7 @@ TEST_F(WatchTest, NoCallFailsWhileAModelIsReplaced) {
   caller.join();
   EXPECT_EQ(bad, 0);
   EXPECT_GT(good, 0);
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, ABadModelIsReportedAndTriedAgainWhenItIsMended) {
@@ -103,7 +85,7 @@ TEST_F(WatchTest, ABadModelIsReportedAndTriedAgainWhenItIsMended) {
                                     HasSubstr("ready models=1 failed=1")));
   fs::rename(elsewhere_ / "good", repository_ / "bad/model.safetensors");
   EXPECT_TRUE(Eventually([&] { return Serves("bad"); })) << server_->log();
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 // A writer that goes on for a while: the folder is not loaded before it ends.
@@ -121,7 +103,7 @@ TEST_F(WatchTest, AFolderThatIsBeingWrittenIsNotLoaded) {
   fs::rename(elsewhere_ / "n/model.safetensors", repository_ / "n/model.safetensors");
   EXPECT_TRUE(Eventually([&] { return Serves("n"); })) << server_->log();
   EXPECT_THAT(server_->log(), Not(HasSubstr("cannot be loaded")));
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, AClientsUnloadWins) {
@@ -131,20 +113,20 @@ TEST_F(WatchTest, AClientsUnloadWins) {
   // When this model exists, "m" has been polled as often.
   SyntheticAwq::Random(256, 64, 64, 5).Write(repository_ / "z");
   ASSERT_TRUE(Eventually([&] { return Serves("z"); })) << server_->log();
-  EXPECT_TRUE(absl::IsNotFound(client_->QuantizedMatmul(Call("m")).status()));
+  EXPECT_TRUE(absl::IsNotFound(client_->QuantizedMatmul(OneToken("m")).status()));
   ASSERT_TRUE(client_->LoadModel("m").ok());
   EXPECT_TRUE(Serves("m"));
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, AnIdleModelIsUnloadedAndTheNextCallWaitsForIt) {
   SyntheticAwq::Random(256, 64, 64, 2).Write(repository_ / "pinned");
   Start({"--idle_unload_s=0.3", "--pin=pinned"});
-  const std::string before = client_->QuantizedMatmul(Call())->output.bytes;
+  const std::string before = client_->QuantizedMatmul(OneToken())->output.bytes;
   ASSERT_TRUE(Eventually([&] { return Summary("m").state() == v1::UNLOADED; }));
   EXPECT_THAT(Summary("m").message(), HasSubstr("the next request that names it loads it"));
   EXPECT_TRUE(HasLogged("unloaded model=m why=\"it was not used\"")) << server_->log();
-  const auto again = client_->QuantizedMatmul(Call());
+  const auto again = client_->QuantizedMatmul(OneToken());
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->output.bytes, before);
   EXPECT_TRUE(Eventually([&] { return Summary("m").state() == v1::UNLOADED; }));
@@ -155,7 +137,7 @@ TEST_F(WatchTest, AnIdleModelIsUnloadedAndTheNextCallWaitsForIt) {
   EXPECT_TRUE(weight.ok()) << weight.status();
   EXPECT_EQ(Summary("pinned").state(), v1::READY);
   EXPECT_EQ(Summary("pinned").version(), 1);
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, ManyFirstCallsLoadItOnce) {
@@ -164,7 +146,7 @@ TEST_F(WatchTest, ManyFirstCallsLoadItOnce) {
   Calls calls(*client_, 16);
   EXPECT_EQ(Served(calls.Join()), 16);
   EXPECT_EQ(Summary("m").version(), 2);
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, TheWaitForALoadEndsAtTheDeadline) {
@@ -178,18 +160,18 @@ TEST_F(WatchTest, TheWaitForALoadEndsAtTheDeadline) {
   const auto patient =
       client_->Dequantize({.weight = client::WeightName{"big", "layer"}, .row_end = 1});
   EXPECT_TRUE(patient.ok()) << patient.status();
-  EXPECT_EQ(server_->Stop().code, 0);
+  Stop();
 }
 
 TEST_F(WatchTest, ACallThatCannotBeServedHearsWhy) {
   Start({"--idle_unload_s=0.2"});
   ASSERT_TRUE(Eventually([&] { return Summary("m").state() == v1::UNLOADED; }));
   std::ofstream(repository_ / "m/model.safetensors") << "broken";
-  const absl::Status status = client_->QuantizedMatmul(Call()).status();
+  const absl::Status status = client_->QuantizedMatmul(OneToken()).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("m/model.safetensors"));
-  EXPECT_TRUE(absl::IsNotFound(client_->QuantizedMatmul(Call()).status())) << "no second try";
-  EXPECT_EQ(server_->Stop().code, 0);
+  EXPECT_TRUE(absl::IsNotFound(client_->QuantizedMatmul(OneToken()).status())) << "no second try";
+  Stop();
 }
 
 }  // namespace

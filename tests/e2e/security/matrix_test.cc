@@ -12,7 +12,7 @@
 namespace awqd {
 namespace {
 
-using services::MethodsByReflection, services::RawCall, services::RawStream;
+using services::MethodsByReflection;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -59,6 +59,9 @@ const std::map<std::string, std::string>& Matrix() {
       {"inference.GRPCInferenceService/SystemSharedMemoryStatus", "infer"},
       {"inference.GRPCInferenceService/SystemSharedMemoryRegister", "infer"},
       {"inference.GRPCInferenceService/SystemSharedMemoryUnregister", "infer"},
+      {"inference.GRPCInferenceService/CudaSharedMemoryStatus", "infer"},
+      {"inference.GRPCInferenceService/CudaSharedMemoryRegister", "infer"},
+      {"inference.GRPCInferenceService/CudaSharedMemoryUnregister", "infer"},
       {"inference.GRPCInferenceService/TraceSetting", "read"},
       {"inference.GRPCInferenceService/LogSettings", "read"},
       {"grpc.health.v1.Health/Check", kOpen},

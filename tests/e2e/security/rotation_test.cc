@@ -120,6 +120,18 @@ TEST_F(RotationTest, ServerCertificate) {
   EXPECT_EQ(server->Stop().code, 0);
 }
 
+TEST_F(RotationTest, SighupReloadsAndSaysSo) {
+  WriteFile(tokens_path_, TokenLine("ian", "infer,read", "t"));
+  const auto server = Start(TlsArgs({"--tokens=" + tokens_path_}), true);
+  server->Signal(SIGHUP);
+  for (const std::string& files : {absl::StrCat("\"", cert_path_, ", ", key_path_), tokens_path_}) {
+    const std::string line = absl::StrCat("reloaded files on SIGHUP files=", files);
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(server->log(), line); }))
+        << server->log();
+  }
+  EXPECT_EQ(server->Stop().code, 0);
+}
+
 TEST_F(RotationTest, CaOfClients) {
   const CertificateAuthority next_ca("the next ca of clients");
   const Caller old = Certified("old", client_ca_.Issue({.common_name = "old"}));

@@ -109,6 +109,7 @@ Caller SecurityTest::Certified(const std::string& name, const CertifiedKey& iden
 
 std::vector<std::string> SecurityTest::Args(std::vector<std::string> more) const {
   more.push_back(absl::StrCat("--model_repository=", folder_ / "models"));
+  more.push_back("--keep_going");
   return more;
 }
 

@@ -9,15 +9,20 @@
 
 #include <memory>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/e2e/security/security_fixture.h"
+#include "tests/server/obs/http_get.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct FreeTls {
   void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
@@ -61,6 +66,10 @@ class TlsTest : public SecurityTest {
     EXPECT_EQ(report.code, 1) << report.log;
     EXPECT_THAT(report.log, HasSubstr(says));
   }
+  // The log may lag behind.
+  static void ExpectLogged(const ServerProcess& server, const std::string& text) {
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(server.log(), text); })) << server.log();
+  }
 };
 
 TEST_F(TlsTest, SpeaksTwelveAndThirteenAndNothingOlder) {
@@ -97,6 +106,68 @@ TEST_F(TlsTest, AClientTrustsItsCaAndNoOther) {
   EXPECT_TRUE(absl::IsUnavailable(server->NewClient()->GetServerInfo().status())) << "in plaintext";
   server->set_security({.tls_ca = ca_path_});
   EXPECT_TRUE(server->NewClient()->GetServerInfo().ok());
+}
+
+// An operator sees who is refused, in the log and in metrics.
+TEST_F(TlsTest, RefusedConnectionsAreLoggedAndCounted) {
+  const auto server = std::make_unique<ServerProcess>(
+      TlsArgs({"--tls_client_ca=" + client_ca_path_, "--metrics_address=127.0.0.1:0"}));
+  const Caller ann = Certified("ann", client_ca_.Issue({.common_name = "ann"}));
+  server->set_security({.tls_ca = ca_path_, .tls_cert = ann.tls_cert, .tls_key = ann.tls_key});
+  ASSERT_TRUE(server->WaitServing()) << server->log();
+  ExpectLogged(*server, "metrics address=");
+  const std::string log = server->log();
+  int metrics = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(log.substr(log.find("metrics address=127.0.0.1:0 port=") + 33, 5),
+                               &metrics));
+  const auto refused = [&](const std::string& reason) {
+    const std::string series =
+        absl::StrCat("awqd_connections_refused_total{reason=\"", reason, "\"} ");
+    const std::string text = testing::HttpGet(metrics, "/metrics").body;
+    const size_t at = text.find(series);
+    return at == text.npos
+               ? std::string("absent")
+               : text.substr(at + series.size(), text.find('\n', at) - at - series.size());
+  };
+  EXPECT_EQ(refused("tls_handshake"), "0");
+  server->set_security({.tls_ca = ca_path_});
+  EXPECT_THAT(std::string(server->NewClient()->GetServerInfo().status().message()),
+              HasSubstr("does the server ask for a certificate (tls_cert, tls_key)"));
+  EXPECT_NE(refused("tls_handshake"), "0");
+  ExpectLogged(*server, "TLS handshake failed reason=");
+  // OpenSSL and BoringSSL spell it differently.
+  EXPECT_THAT(absl::AsciiStrToLower(server->log()),
+              ::testing::ContainsRegex("reason=\"?peer.did.not.return.a.certificate"));
+  server->set_security({});
+  EXPECT_THAT(std::string(server->NewClient()->GetServerInfo().status().message()),
+              HasSubstr("does the server speak TLS? Then give tls_ca"));
+  EXPECT_NE(refused("plaintext"), "0");
+  ExpectLogged(*server, "connection refused: plaintext on a port that speaks TLS");
+  EXPECT_EQ(server->Stop().code, 0);
+}
+
+TEST_F(TlsTest, TlsOnAPlaintextPortIsLoggedAndTheClientAsks) {
+  const auto server = Start(Args({}), false);
+  server->set_security({.tls_ca = ca_path_});
+  EXPECT_THAT(std::string(server->NewClient()->GetServerInfo().status().message()),
+              HasSubstr("does the server speak TLS? Without tls_ca"));
+  ExpectLogged(*server, "connection refused: TLS on a port that speaks plaintext");
+}
+
+TEST_F(TlsTest, WarnsOfACertificateThatExpiresSoon) {
+  const auto write = [&](int64_t days) {
+    const CertifiedKey own = ca_.Issue({.common_name = "server",
+                                        .alternative_names = "IP:127.0.0.1",
+                                        .valid_until_s = days * 86400});
+    WriteFile(cert_path_, own.certificate);
+    WriteFile(key_path_, own.key);
+  };
+  write(20);
+  const auto server = Start(TlsArgs({}), true);
+  EXPECT_THAT(server->log(), Not(HasSubstr("certificate expires soon")));
+  write(3);
+  ExpectLogged(*server, "the server's certificate expires soon expires=");
+  EXPECT_EQ(server->Stop().code, 0);
 }
 
 TEST_F(TlsTest, ClientsThatLeaveInTheMiddleOfAHandshakeLeaveNothing) {

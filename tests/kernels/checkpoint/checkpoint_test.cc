@@ -10,12 +10,14 @@
 
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
+#include "tests/testing/reasons.h"
 
 namespace awqd::model {
 namespace {
 
 using ::awqd::testing::AwqConfig;
 using ::awqd::testing::AwqLinear;
+using ::awqd::testing::FirstReason;
 using ::awqd::testing::Merge;
 using ::awqd::testing::SafetensorsOf;
 using ::awqd::testing::TempDirectory;
@@ -31,9 +33,9 @@ class CheckpointTest : public ::testing::Test {
     return Checkpoint::Open(root_, "m");
   }
   void Expect(absl::StatusCode code, const std::string& says) {
-    const auto checkpoint = Open();
-    EXPECT_EQ(checkpoint.status().code(), code);
-    EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
+    const absl::Status reason = FirstReason(Open());
+    EXPECT_EQ(reason.code(), code);
+    EXPECT_THAT(std::string(reason.message()), HasSubstr(says));
   }
   void ExpectRefused(const std::string& says) { Expect(absl::StatusCode::kInvalidArgument, says); }
   void WriteIndex(const std::string& weight_map) {
@@ -97,15 +99,22 @@ TEST_F(CheckpointTest, OnlyFilesOfTheIndexAreRead) {
   EXPECT_TRUE(Open().ok()) << Open().status();
 }
 
-TEST_F(CheckpointTest, ModulesNotConvertedAreIgnored) {
+// Tensors decide which linears are quantised, whatever a list says.
+TEST_F(CheckpointTest, ModulesNotConvertedThatAreQuantised) {
   directory_.Write("m/config.json", AwqConfig(32, ",\"modules_to_not_convert\":[\"vision\"]"));
   TestTensors tensors = Merge(linear_, AwqLinear("model.vision.3.fc", 32, 8, 32));
-  tensors.erase("model.vision.3.fc.qzeros");  // would be an error anywhere else
+  tensors["model.vision.4.fc.weight"] = {"BF16", {1, 1}, "ab"};
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
   const auto checkpoint = Open();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->linears().size(), 1u);
-  EXPECT_EQ(checkpoint->ignored_tensors(), 2);
+  EXPECT_EQ(checkpoint->linears().size(), 2u);
+  EXPECT_EQ(checkpoint->ignored_tensors(), 1);
+  EXPECT_THAT(checkpoint->note(), HasSubstr("though the settings leave them out: 1 linears"));
+  tensors.erase("model.vision.3.fc.qzeros");
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  ExpectRefused("weight \"model.vision.3.fc\": tensor \"qzeros\" is missing");
+  EXPECT_EQ(Open()->linears().size(), 1u);
+  EXPECT_EQ(Open()->ignored_tensors(), 1);
 }
 
 // --- Formats whose codes have the name of any weight ---
@@ -125,7 +134,7 @@ TestTensors IntQuantizedLinear(const std::string& path) {
 
 TEST_F(CheckpointTest, LinearsThatAreNotQuantisedAreLeftOut) {
   directory_.Write("m/config.json", IntQuantizedConfig("{\"num_bits\":4}"));
-  TestTensors tensors = Merge(IntQuantizedLinear("l.up"), IntQuantizedLinear("l.gate"));
+  TestTensors tensors = IntQuantizedLinear("l.up");
   tensors["norm.weight"] = {"BF16", {4}, std::string(8, '\0')};
   tensors["l.plain.weight"] = {"BF16", {3, 4}, std::string(24, '\0')};
   tensors["l.plain.bias"] = {"BF16", {3}, std::string(6, '\0')};
@@ -138,7 +147,10 @@ TEST_F(CheckpointTest, LinearsThatAreNotQuantisedAreLeftOut) {
   EXPECT_THAT(checkpoint->note(), HasSubstr("input_activations has no effect"));
   ASSERT_EQ(checkpoint->linears().size(), 1u);
   EXPECT_EQ(checkpoint->linears()[0].path, "l.up");
-  EXPECT_EQ(checkpoint->ignored_tensors(), 6);
+  EXPECT_EQ(checkpoint->ignored_tensors(), 3);
+  // Codes are never passed over, though a list leaves them out and they have no scales.
+  EXPECT_THAT(FirstReason(checkpoint).ToString(),
+              HasSubstr("weight \"lm_head\": tensor \"weight_scale\" is missing"));
   std::vector<uint8_t> scratch;
   const auto weight = checkpoint->Read(checkpoint->linears()[0], &scratch);
   ASSERT_TRUE(weight.ok()) << weight.status();
@@ -160,12 +172,15 @@ TEST_F(CheckpointTest, AScaleWithoutCodesIsNoSilentLoss) {
   ExpectRefused("weight \"l.up\": tensor \"weight_scale\" is missing");
 }
 
-TEST_F(CheckpointTest, APatternThatCannotBeReadNamesTheFile) {
+TEST_F(CheckpointTest, APatternThatCannotBeReadMatchesNothing) {
   std::string config = IntQuantizedConfig();
   config.replace(config.find("re:.*gate$"), 10, "re:(?!gate)");
   directory_.Write("m/config.json", config);
   directory_.Write("m/model.safetensors", SafetensorsOf(IntQuantizedLinear("l.up")));
-  ExpectRefused("m/config.json: quantization_config: pattern of modules: got \"(?!gate)\"");
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_THAT(checkpoint->note(), HasSubstr("pattern of modules: got \"(?!gate)\""));
 }
 
 TEST_F(CheckpointTest, SideFiles) {
@@ -183,6 +198,36 @@ TEST_F(CheckpointTest, SideFiles) {
   directory_.Write("m/quant_config.json",
                    "{\"zero_point\":true,\"q_group_size\":32,\"w_bit\":4,\"version\":\"GEMM\"}");
   EXPECT_TRUE(Open().ok()) << Open().status();
+}
+
+// Names of tensors tell of families where there are no settings, and no config.json.
+TEST_F(CheckpointTest, FamiliesWithoutSettingsAreNamed) {
+  for (const bool config : {true, false}) {
+    if (!config) fs::remove(directory_.At("m/config.json"));
+    if (config) directory_.Write("m/config.json", "{}");
+    for (const auto& [marker, family] : {std::pair{"l.up.comfy_quant", "ComfyUI"},
+                                         {"scaled_fp8", "ComfyUI"},
+                                         {"l.up.scale_weight", "ComfyUI"},
+                                         {"l.up.weight._data", "Optimum Quanto"},
+                                         {"l.up._weight_qdata", "PyTorch's torchao"}}) {
+      TestTensors tensors = linear_;
+      tensors[marker] = {"U8", {2}, "{}"};
+      directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+      Expect(absl::StatusCode::kUnimplemented,
+             absl::StrCat("tensor \"", marker, "\" marks a quantisation of ", family));
+    }
+    directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
+    Expect(
+        config ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
+        "tensor \"l.up.qweight\" marks a quantisation of AWQ, GPTQ or AutoRound, which needs its "
+        "settings");
+  }
+  TestTensors alone = linear_;
+  alone["l.up.scale_weight"] = {"F32", {1}, "abcd"};
+  directory_.Write("one.safetensors", SafetensorsOf(alone));
+  const absl::Status lone = Checkpoint::Open(root_, "one.safetensors").status();
+  EXPECT_EQ(lone.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(lone.message()), HasSubstr("a quantisation of ComfyUI"));
 }
 
 TEST_F(CheckpointTest, MissingThings) {
@@ -230,6 +275,29 @@ TEST_F(CheckpointTest, LinearWithoutZeroPoints) {
   EXPECT_TRUE(Open().ok());
 }
 
+// "scales" without codes is no linear that lost them where other modules have such a tensor too.
+TEST_F(CheckpointTest, ScalesOfAnActivationFunctionAreNoLinear) {
+  directory_.Write("m/config.json", AwqConfig());
+  TestTensors tensors = linear_;
+  tensors["l.activation_fn.scales"] = {"BF16", {2}, "abcd"};
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->ignored_tensors(), 1);
+  EXPECT_TRUE(checkpoint->unserved().empty());
+}
+
+// An adapter adds to the product of the codes, which would lack it.
+TEST_F(CheckpointTest, AnAdapterInTheModelsFilesRefusesItsLinear) {
+  directory_.Write("m/config.json", AwqConfig());
+  TestTensors tensors = Merge(linear_, AwqLinear("l.down", 64, 16, 32));
+  tensors["l.up.lora_A.weight"] = {"F16", {1, 1}, "ab"};
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  Expect(absl::StatusCode::kUnimplemented,
+         "weight \"l.up\": tensor \"l.up.lora_A.weight\": an adapter of low rank");
+  EXPECT_EQ(Open()->linears().size(), 1u);
+}
+
 TEST_F(CheckpointTest, LinearWithoutAPath) {
   directory_.Write("m/config.json", AwqConfig());
   directory_.Write("m/model.safetensors", SafetensorsOf({{"qweight", {"I32", {1}, "abcd"}}}));
@@ -240,7 +308,20 @@ TEST_F(CheckpointTest, SameTensorInTwoFiles) {
   directory_.Write("m/config.json", AwqConfig());
   directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
   directory_.Write("m/b.safetensors", SafetensorsOf({*linear_.begin()}));
-  ExpectRefused("tensor \"l.up.qweight\": is in two files, m/a.safetensors and m/b.safetensors");
+  ExpectRefused(
+      "weight \"l.up\": tensor \"qweight\" is in two files, m/a.safetensors and m/b.safetensors");
+  // It refuses no other linear.
+  TestTensors others = AwqLinear("l.down", 64, 16, 32);
+  others["norm"] = {"F16", {1}, "ab"};
+  directory_.Write("m/a.safetensors", SafetensorsOf(Merge(linear_, others)));
+  directory_.Write("m/b.safetensors",
+                   SafetensorsOf({*linear_.begin(), {"norm", {"F16", {1}, "cd"}}}));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_EQ(checkpoint->linears()[0].path, "l.down");
+  EXPECT_EQ(checkpoint->unserved().size(), 1u);
+  EXPECT_THAT(checkpoint->note(), HasSubstr("2 tensors are in two files"));
 }
 
 TEST_F(CheckpointTest, BadIndex) {
@@ -271,6 +352,136 @@ TEST_F(CheckpointTest, BadIndex) {
   ExpectRefused(index + "weight_map: got no tensor");
   directory_.Write("m/model.safetensors.index.json", "{");
   ExpectRefused(index + "not valid JSON");
+}
+
+// Settings and index of the model before it was quantised were copied along.
+TEST_F(CheckpointTest, AnIndexOfAnotherModelIsIgnored) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
+  WriteIndex(
+      "{\"l.up.weight\":\"model-00001-of-00002.safetensors\",\"lm_head.weight\":"
+      "\"model-00002-of-00002.safetensors\"}");
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_THAT(checkpoint->note(), HasSubstr("model.safetensors.index.json has no effect"));
+  // One of its files is here: then the other one is missing.
+  directory_.Write("m/model-00001-of-00002.safetensors",
+                   SafetensorsOf({{"l.up.weight", {"U8", {1}, "a"}}}));
+  ExpectRefused("shard \"model-00002-of-00002.safetensors\" is missing");
+}
+
+TEST_F(CheckpointTest, TheIndexDecidesWhichCopyOfATensorCounts) {
+  directory_.Write("m/config.json", AwqConfig());
+  const awqd::testing::TestTensors newer = awqd::testing::AwqExpert("l.up", 3);
+  directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
+  directory_.Write("m/overlay.safetensors", SafetensorsOf(newer));
+  directory_.Write("m/stray.safetensors", SafetensorsOf(linear_));
+  for (const std::string file : {"overlay", "a"}) {
+    const std::string name = absl::StrCat("\"", file, ".safetensors\"");
+    const std::string other = file == "a" ? "overlay" : "a";
+    WriteIndex(absl::StrCat("{\"l.up.qweight\":", name, ",\"l.up.qzeros\":", name,
+                            ",\"l.up.scales\":", name, "}"));
+    auto checkpoint = Open();
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->files().size(), 1u);
+    // With both files in the index.
+    directory_.Write("m/b.safetensors", SafetensorsOf({{"x", {"U8", {1}, "a"}}}));
+    awqd::testing::TestTensors with_copies = file == "a" ? newer : linear_;
+    with_copies["y"] = {"U8", {1}, "a"};
+    directory_.Write("m/copies.safetensors", SafetensorsOf(with_copies));
+    WriteIndex(absl::StrCat("{\"l.up.qweight\":", name, ",\"l.up.qzeros\":", name,
+                            ",\"l.up.scales\":", name, ",\"y\":\"copies.safetensors\"}"));
+    checkpoint = Open();
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_EQ(checkpoint->linears().size(), 1u);
+    for (const auto& [suffix, place] : checkpoint->linears()[0].tensors) {
+      EXPECT_EQ(place.file->file().name(), absl::StrCat("m/", file, ".safetensors")) << suffix;
+    }
+    EXPECT_THAT(checkpoint->note(), HasSubstr("3 tensors have no effect"));
+  }
+}
+
+TEST_F(CheckpointTest, ATensorOfTwoFilesThatNoIndexNames) {
+  directory_.Write("m/config.json", AwqConfig());
+  awqd::testing::TestTensors more = linear_;
+  more["x"] = {"U8", {1}, "a"};
+  directory_.Write("m/a.safetensors", SafetensorsOf(more));
+  directory_.Write("m/b.safetensors",
+                   SafetensorsOf({{"x", {"U8", {1}, "b"}}, {"y", {"U8", {1}, "a"}}}));
+  WriteIndex("{\"l.up.qweight\":\"a.safetensors\",\"y\":\"b.safetensors\"}");
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->tensors().at("x").also_in->file().shown_name(), "m/b.safetensors");
+  EXPECT_THAT(checkpoint->note(), HasSubstr("1 tensors are in two files"));
+}
+
+constexpr char kPointer[] =
+    "version https://git-lfs.github.com/spec/v1\noid sha256:"
+    "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 4995584848\n";
+
+TEST_F(CheckpointTest, PointersOfGitLfsAreNamed) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/model.safetensors", kPointer);
+  ExpectRefused("m/model.safetensors: got a pointer of Git LFS, expected the file itself");
+  directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
+  directory_.Write("m/model.safetensors.index.json", kPointer);
+  ExpectRefused("m/model.safetensors.index.json: got a pointer of Git LFS");
+  directory_.Write("m/config.json", kPointer);
+  ExpectRefused("m/config.json: got a pointer of Git LFS");
+  fs::remove(directory_.At("m/config.json"));
+  fs::remove(directory_.At("m/model.safetensors"));
+  directory_.Write("m/a.gguf", kPointer);
+  ExpectRefused("m/a.gguf: got a pointer of Git LFS");
+}
+
+// ModelOpt leaves the config.json of the model that it was given.
+TEST_F(CheckpointTest, SettingsOfTheBaseModelGiveWay) {
+  const std::string fp8 =
+      R"({"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic"}})";
+  const awqd::testing::TestTensors e2m1 = {
+      {"l.up.weight", {"U8", {16, 8}, std::string(128, '\x21')}},
+      {"l.up.weight_scale", {"F8_E4M3", {16, 1}, std::string(16, '\x38')}},
+      {"l.up.weight_scale_2", {"F32", {}, std::string("\0\0\x80\x3f", 4)}},
+      {"l.down.weight", {"U8", {16, 8}, std::string(128, '\x21')}},
+      {"l.down.weight_scale", {"F8_E4M3", {16, 1}, std::string(16, '\x38')}},
+      {"l.down.weight_scale_2", {"F32", {}, std::string("\0\0\x80\x3f", 4)}}};
+  const awqd::testing::TestTensors e4m3 = {
+      {"a.q.weight", {"F8_E4M3", {16, 16}, std::string(256, '\x21')}},
+      {"a.q.weight_scale", {"F32", {}, std::string("\0\0\x80\x3f", 4)}}};
+  directory_.Write("m/config.json", fp8);
+  directory_.Write("m/hf_quant_config.json",
+                   R"({"producer":{"name":"modelopt"},"quantization":{"quant_algo":"NVFP4",)"
+                   R"("group_size":16,"exclude_modules":["lm_head","a*"]}})");
+  // In the second checkpoint one linear is as the base had it.
+  const awqd::testing::TestTensors mixed = awqd::testing::Merge(e2m1, e4m3);
+  for (const awqd::testing::TestTensors& tensors : {e2m1, mixed}) {
+    directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+    const auto checkpoint = Open();
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->format().name, "modelopt");
+    EXPECT_EQ(checkpoint->linears().size(), tensors.contains("a.q.weight") ? 3u : 2u);
+    EXPECT_TRUE(checkpoint->unserved().empty());
+    EXPECT_THAT(checkpoint->note(), AllOf(HasSubstr("m/config.json: quantization_config has no "),
+                                          HasSubstr("m/hf_quant_config.json")));
+  }
+  // A file beside it that fits nothing changes nothing.
+  directory_.Write("m/model.safetensors", SafetensorsOf(e4m3));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->format().name, "fp8");
+  EXPECT_THAT(checkpoint->note(), Not(HasSubstr("config.json")));
+  // Settings that read every linear, but by its tensors alone, are those of another model.
+  directory_.Write("m/hf_quant_config.json",
+                   R"({"producer":{"name":"modelopt"},"quantization":{"quant_algo":)"
+                   R"("MIXED_PRECISION","quantized_layers":{"x":{"quant_algo":"FP8"},)"
+                   R"("y":{"quant_algo":"NVFP4","group_size":16}}}})");
+  directory_.Write("m/model.safetensors", SafetensorsOf(mixed));
+  const auto other = Open();
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->format().name, "fp8");
+  EXPECT_EQ(other->linears().size(), 1u);
+  EXPECT_EQ(other->unserved().size(), 2u);
 }
 
 TEST_F(CheckpointTest, ErrorsOfDecodingNameFileWeightAndTensor) {

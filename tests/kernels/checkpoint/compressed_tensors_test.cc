@@ -10,10 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/checkpoint/checkpoint.h"
 #include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/reasons.h"
 
 namespace awqd::model {
 namespace {
 
+using ::awqd::testing::FirstReason;
 using ::awqd::testing::LittleEndian64;
 using ::awqd::testing::Merge;
 using ::awqd::testing::SafetensorsOf;
@@ -27,6 +29,9 @@ constexpr absl::string_view kPacked =
     R"("weights": {"num_bits": 4, "strategy": "channel"}, "format": "pack-quantized")";
 constexpr absl::string_view kFp8 =
     R"("weights": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+       "format": "float-quantized")";
+constexpr absl::string_view kFp8Channel =
+    R"("weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
        "format": "float-quantized")";
 constexpr absl::string_view kNvfp4 =
     R"("weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
@@ -89,9 +94,9 @@ class CompressedTensorsTest : public ::testing::Test {
   }
   void ExpectRefused(const TestTensors& tensors, absl::string_view config,
                      const std::string& says) {
-    const auto checkpoint = Open(tensors, config);
-    EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument) << says;
-    EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
+    const absl::Status reason = FirstReason(Open(tensors, config));
+    EXPECT_FALSE(reason.ok()) << says;
+    EXPECT_THAT(std::string(reason.message()), HasSubstr(says));
   }
   // The scheme of each linear, by its path.
   static std::map<std::string, std::string> Read(const Checkpoint& checkpoint) {
@@ -162,18 +167,97 @@ TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
   const auto checkpoint = Open(tensors, Mixed());
   EXPECT_TRUE(checkpoint.ok()) << "of other modules: " << checkpoint.status();
   tensors["l.experts.gate_up_proj_packed"] = {"I32", {1, 1, 1}, "abcd"};
-  ExpectRefused(
-      tensors, Mixed(),
-      "tensor \"l.experts.gate_up_proj_packed\": format pack-quantized has no such tensor");
+  ExpectRefused(tensors, Mixed(),
+                "tensor \"l.experts.gate_up_proj_packed\" of \"I32\" is quantised, but format "
+                "pack-quantized expects codes in \"l.experts.gate_up_proj.weight_packed\"");
 }
 
-// Codes and scales of a linear that the settings exclude are refused.
+// Codes and scales of a linear that the settings leave out, or do not name, are read by the one
+// group that fits.
 TEST_F(CompressedTensorsTest, CodesThatNoGroupIsFor) {
-  ExpectRefused(Merge(OneOfEach(), Packed("lm_head")), Mixed(),
-                "weight \"lm_head\": got codes of format pack-quantized, but the settings say");
-  ExpectRefused(OneOfEach(),
-                Config({{"l.up", kPacked}, {"l.nv", kNvfp4}, {"l.mx", kMxfp4}, {"l.x", kFp8}}),
-                "weight \"l.fp8\": got codes of format float-quantized, but the settings say");
+  TestTensors tensors = OneOfEach();
+  tensors.erase("lm_head.weight");
+  const auto left_out = Open(Merge(tensors, Packed("lm_head")), Mixed());
+  ASSERT_TRUE(left_out.ok()) << left_out.status();
+  EXPECT_EQ(Read(*left_out).at("lm_head"), "pack-quantized w4cs+bf16");
+  EXPECT_THAT(left_out->note(), HasSubstr("though the settings leave them out: 1 linears"));
+  const std::string paths =
+      Config({{"l.up", kPacked}, {"l.nv", kNvfp4}, {"l.mx", kMxfp4}, {"l.x", kFp8}});
+  const auto unnamed = Open(OneOfEach(), paths);
+  ASSERT_TRUE(unnamed.ok()) << unnamed.status();
+  EXPECT_EQ(Read(*unnamed).at("l.fp8"), "float-quantized e4m3t+fp32");
+  EXPECT_THAT(unnamed->note(), HasSubstr("as the settings have no group for them: 1 linears"));
+  const std::string two = Config({{"l.up", kPacked}, {"l.x", kFp8}, {"l.y", kFp8Channel}});
+  ExpectRefused(Merge(Packed("l.up"), Fp8("l.fp8")), two,
+                "weight \"l.fp8\": the settings have no group for it, and several fit");
+  ExpectRefused(Merge(Packed("l.up"), Nvfp4("l.nv")), Config({{"l.up", kPacked}}),
+                "weight \"l.nv\": the settings have no group for it");
+}
+
+// A group of another format than the tensors gives way to the next that matches.
+TEST_F(CompressedTensorsTest, GroupsThatOverlap) {
+  const auto checkpoint = Open(Merge(Fp8("l.1.down"), Nvfp4("l.5.down")),
+                               Config({{"re:.*l.*", kNvfp4}, {"re:.*l\\\\.(1|2).*", kFp8}}));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT(Read(*checkpoint),
+              ElementsAre(Pair("l.1.down", "float-quantized e4m3t+fp32"),
+                          Pair("l.5.down", "nvfp4-pack-quantized e2m1g16+e4m3*t")));
+}
+
+// One that is not read takes its linears with it, and no others.
+TEST_F(CompressedTensorsTest, AGroupThatIsNotRead) {
+  constexpr absl::string_view kMxfp8 =
+      R"("weights": {"num_bits": 8, "type": "float", "group_size": 32},
+         "format": "mxfp8-quantized")";
+  const auto checkpoint = Open(Merge(Fp8("l.1.down"), Nvfp4("l.5.down")),
+                               Config({{"re:.*1.*", kMxfp8}, {"Linear", kNvfp4}}));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT(Read(*checkpoint),
+              ElementsAre(Pair("l.5.down", "nvfp4-pack-quantized e2m1g16+e4m3*t")));
+  EXPECT_TRUE(absl::IsUnimplemented(FirstReason(checkpoint)));
+  EXPECT_THAT(FirstReason(checkpoint).ToString(), HasSubstr("\"mxfp8-quantized\""));
+}
+
+TEST_F(CompressedTensorsTest, EmbeddingsHaveAGroupOfTheirOwn) {
+  constexpr absl::string_view kEight =
+      R"("weights": {"num_bits": 8, "strategy": "channel"}, "format": "pack-quantized")";
+  TestTensors embedding = Packed("model.embed_tokens");
+  embedding["model.embed_tokens.weight_packed"] = {"I32", {1, 8}, std::string(32, '\x21')};
+  const auto checkpoint =
+      Open(Merge(Packed("l.up"), embedding), Config({{"Linear", kPacked}, {"Embedding", kEight}}));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT(Read(*checkpoint),
+              ElementsAre(Pair("l.up", "pack-quantized w4cs+bf16"),
+                          Pair("model.embed_tokens", "pack-quantized w8cs+bf16")));
+}
+
+// Online rotations refuse the linears that have them.
+TEST_F(CompressedTensorsTest, RotationsOfOneProjection) {
+  std::string config = Config({{"Linear", kNvfp4}});
+  config.insert(config.find("\"ignore\""),
+                R"("transform_config": {"config_groups": {"R4": {"apply": [
+                    {"targets": ["re:.*down$"], "location": "input"}]}}}, )");
+  const auto checkpoint = Open(Merge(Nvfp4("l.q"), Nvfp4("l.down")), config);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_EQ(checkpoint->linears()[0].path, "l.q");
+  EXPECT_TRUE(absl::IsUnimplemented(FirstReason(checkpoint)));
+  EXPECT_THAT(FirstReason(checkpoint).ToString(),
+              HasSubstr("weight \"l.down\": transform_config: got a transform of each input"));
+}
+
+// Scales of the cache stand beside codes and change nothing.
+TEST_F(CompressedTensorsTest, ScalesOfTheCacheHaveNoEffect) {
+  TestTensors tensors = Fp8("l.self_attn.qkv_proj");
+  tensors["l.self_attn.qkv_proj.k_scale"] = {"BF16", {1}, "ab"};
+  tensors["l.self_attn.qkv_proj.k_bias"] = {"BF16", {1}, "ab"};  // ModelOpt's, of the cache too
+  tensors["l.self_attn.qkv_proj.input_global_scale"] = {
+      "F32", {1}, {"\0\0\x80\x7f", 4}};  // infinite
+  tensors["l.self_attn.k_scale"] = {"BF16", {1}, "ab"};
+  const auto checkpoint = Open(tensors, Config({{"Linear", kFp8}}));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_EQ(checkpoint->ignored_tensors(), 4);
 }
 
 TEST_F(CompressedTensorsTest, AllExpertsInOneTensorHaveOneShape) {

@@ -1,4 +1,4 @@
-// What a look at a model's folder takes for a change.
+// The changes of a folder that a watch of it finds.
 #include "kernels/checkpoint/folder_snapshot.h"
 
 #include <gmock/gmock.h>
@@ -100,6 +100,10 @@ TEST_F(FolderStateTest, AFileThatCannotBeOpenedIsPartOfIt) {
 TEST_F(FolderStateTest, AFileMayBeAModelAndLinksInCirclesEnd) {
   directory_.Write("a.gguf", "GGUF");
   EXPECT_THAT(Look("a.gguf").files, HasSubstr("a.gguf "));
+  directory_.Write("b-00001-of-00002.gguf", "GGUF");
+  const FolderState first = Look("b-00001-of-00002.gguf");
+  directory_.Write("b-00002-of-00002.gguf", "GGUF");
+  EXPECT_FALSE(Look("b-00001-of-00002.gguf").SameAs(first));
   fs::create_directory_symlink(".", directory_.At("m/again"));
   EXPECT_THAT(Look().others, HasSubstr("m/again/again/README.md"));
 }

@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/checkpoint/checkpoint.h"
-#include "kernels/checkpoint/json.h"
+#include "kernels/checkpoint/containers/json.h"
+#include "kernels/checkpoint/containers/safetensors.h"
+#include "kernels/checkpoint/containers/shard_index.h"
 #include "kernels/checkpoint/linear_rules.h"
-#include "kernels/checkpoint/safetensors.h"
-#include "kernels/checkpoint/shard_index.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/failing_new.h"
 

@@ -29,6 +29,21 @@ TEST(HubCache, NamesBothWays) {
   EXPECT_TRUE(IsOtherHubFolder("datasets--a--b"));
   EXPECT_TRUE(IsOtherHubFolder("spaces--a--b"));
   EXPECT_FALSE(IsOtherHubFolder("models--a--b"));
+  EXPECT_EQ(NameOfHubId("org/name"), "org--name");
+  EXPECT_EQ(NameOfHubId("org--name"), "org--name");
+  for (const char* other : {"gpt2", "a/b/c", "/a", "a/", "", "../a/b"}) {
+    EXPECT_EQ(NameOfHubId(other), other);
+  }
+}
+
+TEST(HubCache, PathsIntoASnapshot) {
+  const std::string cache = "/c/hub/models--org--name";
+  EXPECT_EQ(FolderOfSnapshot(cache + "/snapshots/" + kHash), cache);
+  EXPECT_EQ(FolderOfSnapshot(cache + "/snapshots/" + kHash + "/Q4/a.gguf"), cache);
+  for (const std::string& other : {cache, cache + "/snapshots", cache + "/snapshots/main",
+                                   cache + "/snapshots/" + kHash + "x", cache + "/" + kHash}) {
+    EXPECT_EQ(FolderOfSnapshot(other), std::nullopt) << other;
+  }
 }
 
 class HubCacheTest : public ::testing::TestWithParam<RepositoryRoot::Resolve> {
@@ -61,6 +76,25 @@ TEST_P(HubCacheTest, NothingButACommitHashIsARevision) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("models--org--name/refs/main"));
     EXPECT_LT(status.message().size(), 300u);
   }
+}
+
+// As `hf download --revision` leaves a cache: the revision's ref, or none, and its snapshot.
+TEST_P(HubCacheTest, WithoutMainTheOnlySnapshotCounts) {
+  const auto find = [&] {
+    return FindSnapshot(*RepositoryRoot::Open(directory_.path(), GetParam()), kFolder);
+  };
+  directory_.Write("models--org--name/refs/v1.0", kHash);
+  EXPECT_EQ(find().status().code(), absl::StatusCode::kNotFound);
+  directory_.Write("models--org--name/snapshots/.tmp", "");
+  EXPECT_EQ(find().status().code(), absl::StatusCode::kNotFound);
+  directory_.Write(std::string("models--org--name/snapshots/") + kHash + "/config.json", "{}");
+  EXPECT_EQ(*find(), std::string("models--org--name/snapshots/") + kHash);
+  directory_.Write("models--org--name/snapshots/" + std::string(40, 'b') + "/config.json", "{}");
+  EXPECT_EQ(find().status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(find().status().message()),
+              HasSubstr("\"models--org--name\": got 2 snapshots and no refs/main"));
+  directory_.Write("models--org--name/refs/main", std::string(40, 'b'));
+  EXPECT_EQ(*find(), "models--org--name/snapshots/" + std::string(40, 'b'));
 }
 
 TEST_P(HubCacheTest, ARevisionOutOfTheRootIsRefused) {

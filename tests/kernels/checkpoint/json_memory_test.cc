@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/checkpoint/json.h"
+#include "kernels/checkpoint/containers/json.h"
 #include "kernels/checkpoint/linear_rules.h"
 #include "tests/testing/failing_new.h"
 
@@ -63,7 +63,7 @@ TEST(JsonMemoryTest, RulesEndWithAnException) {
   QuantConfig config;
   for (int i = 0; i < 30; ++i) {
     config.left_out.push_back(
-        {ModulePattern::Kind::kExact, absl::StrCat("model.layers.", i, ".mlp.gate_projection")});
+        {ModulePattern::Kind::kPath, absl::StrCat("model.layers.", i, ".mlp.gate_projection")});
   }
   config.rules.push_back({});
   const int failures = FailEach([&] {

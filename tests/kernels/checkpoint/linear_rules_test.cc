@@ -34,22 +34,69 @@ std::string MarkOf(const LinearRules& rules, absl::string_view path) {
 
 TEST(LinearRules, TheFirstThatMatchesUnlessLeftOut) {
   QuantConfig config;
-  config.rules = {Rule({{Kind::kExact, "a.b"}, {Kind::kContains, "gate"}}, "one"),
+  config.rules = {Rule({{Kind::kPath, "a.b"}, {Kind::kContains, "mlp.gate"}}, "one"),
                   Rule({{Kind::kRegex, ".*self_attn\\.(q|k|v)_proj$"}}, "two"),
                   Rule({{Kind::kRegex, "x"}}, "three")};
-  config.left_out = {{Kind::kExact, "lm_head"}, {Kind::kContains, "visual"}};
+  config.left_out = {{Kind::kPath, "lm_head"}, {Kind::kContains, "visual."}};
   auto made = LinearRules::Make(config);
   ASSERT_TRUE(made.ok()) << made.status();
   const LinearRules rules = *std::move(made);
   EXPECT_EQ(MarkOf(rules, "a.b"), "one");
-  EXPECT_EQ(MarkOf(rules, "a.b.c"), "");
-  EXPECT_EQ(MarkOf(rules, "x.mlp.gate_proj"), "one");
+  EXPECT_EQ(MarkOf(rules, "a.b.c"), "one") << "beneath a path";
+  EXPECT_EQ(MarkOf(rules, "a.bc"), "");
+  EXPECT_EQ(MarkOf(rules, "model.language_model.a.b"), "one") << "of a wrapper";
+  EXPECT_EQ(MarkOf(rules, "c.mlp.gate"), "one");
+  EXPECT_EQ(MarkOf(rules, "c.mlp.gate.0"), "one");
+  EXPECT_EQ(MarkOf(rules, "c.mlp.gate_proj"), "");
+  EXPECT_EQ(MarkOf(rules, "c.old_mlp.gate"), "");
   EXPECT_EQ(MarkOf(rules, "m.0.self_attn.q_proj"), "two");
   EXPECT_EQ(MarkOf(rules, "m.0.self_attn.q_projection"), "");
   EXPECT_EQ(MarkOf(rules, "x.anything"), "three") << "the end need not match";
   EXPECT_EQ(MarkOf(rules, "a.x"), "") << "the beginning must";
   EXPECT_EQ(MarkOf(rules, "visual.gate"), "");
   EXPECT_EQ(MarkOf(rules, "lm_head"), "");
+  EXPECT_EQ(MarkOf(rules, "model.visual.x"), "");
+}
+
+// The rules that match "a.b.c", by their marks and in order; "-" where it is left out.
+std::vector<std::string> MarksOf(const QuantConfig& config, absl::string_view path) {
+  std::vector<std::string> out;
+  const auto keep = [&](const LinearRule* rule) {
+    out.push_back(rule == nullptr ? "-" : rule->settings.members.at("mark").text);
+    return true;
+  };
+  EXPECT_TRUE(LinearRules::Make(config)->VisitRules(path, keep).ok());
+  return out;
+}
+
+TEST(LinearRules, EveryRuleThatMatchesIsVisitedOnceAndInOrder) {
+  QuantConfig config;
+  config.rules = {Rule({{Kind::kPath, "a"}}, "all of a"),
+                  Rule({{Kind::kRegex, ".*c$"}, {Kind::kContains, "b.c"}}, "c"),
+                  Rule({{Kind::kPath, "a.b"}}, "all of a.b"), Rule({{}}, "every"),
+                  Rule({{Kind::kRegex, "a\\.b"}, {Kind::kRegex, "a.[a-c]"}}, "a.b and on")};
+  config.left_out = {{Kind::kPath, "a.b"}};
+  EXPECT_THAT(MarksOf(config, "a.b.c"),
+              ::testing::ElementsAre("-", "c", "all of a.b", "every", "a.b and on"))
+      << "of paths the deepest counts";
+  EXPECT_THAT(MarksOf(config, "a.x"), ::testing::ElementsAre("all of a", "every"));
+}
+
+// 2,270 expressions without operators and 36,000 linears, as a quantised mixture of experts has.
+TEST(LinearRules, ThousandsOfPathsAsExpressionsTakeNoTime) {
+  QuantConfig config;
+  for (int i = 0; i < 40'000; ++i) {
+    config.left_out.push_back(
+        {Kind::kRegex, absl::StrCat("^model\\.layers\\.", i, "\\.mlp\\.experts\\.7\\.up_proj$")});
+  }
+  config.rules = {Rule({{}}, "all")};
+  const auto rules = LinearRules::Make(config);
+  ASSERT_TRUE(rules.ok()) << rules.status();
+  for (int i = 0; i < 40'000; ++i) {
+    const std::string layer = absl::StrCat("model.layers.", i, ".mlp.experts.7.");
+    ASSERT_EQ(MarkOf(*rules, layer + "up_proj"), "") << i;
+    ASSERT_EQ(MarkOf(*rules, layer + "up_proj2"), "all") << i;
+  }
 }
 
 TEST(LinearRules, EveryLinear) {
@@ -59,19 +106,19 @@ TEST(LinearRules, EveryLinear) {
   EXPECT_EQ(*LinearRules::Make({})->RuleOf("anything"), nullptr);
 }
 
-TEST(LinearRules, RefusesBadExpressions) {
+TEST(LinearRules, BadExpressionsMatchNothingAndAreNoted) {
   for (const auto& [text, says] : {std::pair<std::string, std::string>{"(", "missing"},
                                    {"a(?!b)", "expected a regular expression of RE2"},
-                                   {std::string(1025, 'a'), "got 1025 bytes"},
+                                   {std::string(1025, 'a') + "+", "got 1026 bytes"},
                                    {"(((a{100}){100}){100})", "pattern of modules"}}) {
     QuantConfig config;
+    config.rules = {Rule({{Kind::kRegex, text}, {Kind::kPath, "a"}}, "one")};
     config.left_out = {{Kind::kRegex, text}};
-    const absl::Status status = LinearRules::Make(config).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text.substr(0, 40);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
-    config = {};
-    config.rules = {Rule({{Kind::kRegex, text}}, "one")};
-    EXPECT_FALSE(LinearRules::Make(config).ok());
+    const auto rules = LinearRules::Make(config);
+    ASSERT_TRUE(rules.ok()) << rules.status();
+    EXPECT_THAT(rules->note(), ::testing::AllOf(HasSubstr(says), HasSubstr(" and 1 more")));
+    EXPECT_EQ(MarkOf(*rules, "a"), "one");
+    EXPECT_EQ(MarkOf(*rules, std::string(1025, 'a')), "");
   }
 }
 
@@ -131,8 +178,8 @@ TEST(LinearRules, ExpressionsOfAllListsTogetherAreBounded) {
     EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
     return std::string(status.message());
   };
-  EXPECT_EQ(refusal("layers\\.7", 5000), "");
-  EXPECT_THAT(refusal("a", 5001), HasSubstr("got more than 10000 regular expressions, the limit"));
+  EXPECT_EQ(refusal("layers\\.[7]", 5000), "");
+  EXPECT_THAT(refusal("a?", 5001), HasSubstr("got more than 10000 regular expressions, the limit"));
   EXPECT_EQ(refusal("a{1000}", 100), "");
   EXPECT_THAT(refusal("a{1000}", 300), HasSubstr("instructions of RE2, the limit"));
 }

@@ -1,5 +1,5 @@
 // Every rule of the safetensors container.
-#include "kernels/checkpoint/safetensors.h"
+#include "kernels/checkpoint/containers/safetensors.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -124,7 +124,7 @@ TEST(AwqFormat, UnalignedBytes) {
     views.emplace(name, TensorView{tensor.dtype, tensor.shape,
                                    absl::MakeConstSpan(shifted.back()).subspan(1)});
   }
-  const auto weight = kAwqFormat.decode(linear.settings, views);
+  const auto weight = kAwqFormat.Decode(linear.settings, views);
   ASSERT_TRUE(weight.ok() && expected.ok());
   EXPECT_EQ(weight->codes, expected->codes);
   EXPECT_EQ(weight->zeros, expected->zeros);

@@ -27,7 +27,7 @@ TEST(Formats, EveryRowIsComplete) {
     EXPECT_EQ(FormatNamed(format->name), format);
     EXPECT_FALSE(format->quant_method.empty());
     EXPECT_NE(format->read, nullptr);
-    EXPECT_NE(format->decode, nullptr);
+    EXPECT_NE(format->decode_parts, nullptr);
     ASSERT_FALSE(format->suffixes.empty());
     for (absl::string_view optional : format->optional_suffixes) {
       EXPECT_THAT(format->suffixes, ::testing::Contains(optional));
@@ -41,7 +41,7 @@ TEST(Formats, EveryRowIsComplete) {
 TEST(Formats, NothingIsRefusedByEach) {
   for (const Format* format : AllFormats()) {
     SCOPED_TRACE(std::string(format->name));
-    const absl::Status status = format->decode({}, {}).status();
+    const absl::Status status = format->Decode({}, {}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(": got nothing, expected "));
   }
@@ -57,19 +57,41 @@ TEST(Formats, FindsAwq) {
   EXPECT_EQ(found->quant_method, "awq");
 }
 
-TEST(Formats, SaysWhatWasFoundAndWhatEachFormatMissed) {
+TEST(Formats, SaysWhatWasFoundAndWhatEachFormatOfTheMethodMissed) {
   const auto other = FindFormat(Method("no-such-method"));
   EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
   const std::string message(other.status().message());
-  EXPECT_THAT(message, HasSubstr("got quant_method \"no-such-method\""));
+  EXPECT_THAT(message, HasSubstr("got quant_method \"no-such-method\", which is not read"));
   for (const Format* tried : AllFormats()) {
-    EXPECT_THAT(message, HasSubstr(std::string(tried->name) + ": quant_method is not"));
+    EXPECT_THAT(message, HasSubstr(std::string(tried->quant_method)));
   }
   Setting config = Method("awq");
   config.members["version"] = Setting::String("ipex");
   const auto version = FindFormat(config);
   EXPECT_EQ(version.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(version.status().message()), HasSubstr("awq: version: got \"ipex\""));
+  EXPECT_THAT(
+      std::string(version.status().message()),
+      ::testing::AllOf(::testing::StartsWith("awq: version: got \"ipex\""),
+                       HasSubstr("awq-gemv: version: "), ::testing::Not(HasSubstr("gptq"))));
+}
+
+// The format that the settings name comes first, whatever it missed.
+TEST(Formats, TheNearestFormatsReasonComesFirst) {
+  Setting config = Method("awq");
+  config.members["version"] = Setting::String("gemv");
+  config.members["bits"] = Setting::Literal(int64_t{8});
+  config.members["group_size"] = Setting::Literal(int64_t{128});
+  EXPECT_THAT(std::string(FindFormat(config).status().message()),
+              ::testing::StartsWith("awq-gemv: bits: got 8"));
+}
+
+TEST(Formats, FamiliesThatAreNotReadAreNamed) {
+  for (const auto& [method, family] :
+       {std::pair<std::string, std::string>{"torchao", "torchao"}, {"quanto", "Quanto"}}) {
+    const absl::Status status = FindFormat(Method(method)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(family));
+  }
 }
 
 TEST(Formats, SettingsThatNoFormatCouldReadAreInvalid) {

@@ -63,6 +63,30 @@ TEST(Fp8Format, BlocksLargerThanTheMatrix) {
   EXPECT_EQ(ToString(weight->scheme), "e4m3c+e8m0");
 }
 
+// DeepSeek-V4's name of the scales, and its experts beside FP8 in blocks.
+TEST(Fp8Format, ScaleAndExpertsOfMxfp4) {
+  Linear linear = MakeLinear();
+  linear.tensors["scale"] = linear.tensors["weight_scale_inv"];
+  linear.tensors.erase("weight_scale_inv");
+  auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(ToString(weight->scheme), "e4m3b2x2+fp32");
+  EXPECT_EQ(WeightValue(*weight, 4, 2), 6.0f);
+  linear.Add("weight", "I8", {2, 32});
+  linear.Add("scale", "F8_E8M0", {2, 2});
+  linear.Put<uint8_t>("weight", 32 + 16, 0x7a);  // of column 1: rows 32 and 33 are -1 and 6
+  linear.Put<uint8_t>("scale", 3, 128);
+  weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+  EXPECT_EQ(ToString(weight->scheme), "e2m1g32+e8m0");
+  EXPECT_EQ(WeightValue(*weight, 32, 1), -2.0f);
+  EXPECT_EQ(WeightValue(*weight, 33, 1), 12.0f);
+  linear.Add("scale", "F32", {2, 2});
+  EXPECT_THAT(std::string(linear.Decode().status().message()),
+              HasSubstr("\"scale\": got dtype F32, expected F8_E8M0 or U8"));
+}
+
 TEST(Fp8Format, OneForAllAndOnePerColumn) {
   using Shape = std::vector<int64_t>;
   for (const auto& [shape, scheme] : std::vector<std::pair<Shape, std::string>>{
@@ -75,6 +99,46 @@ TEST(Fp8Format, OneForAllAndOnePerColumn) {
   const auto other = WithoutBlocks("F32", {2}).Decode();
   EXPECT_THAT(std::string(other.status().message()),
               HasSubstr("\"weight_scale\": got shape [2], expected [], [1], [3] or [3, 1] (N)"));
+}
+
+// One scale for each of the projections that the codes are fused of, here of two and of one row.
+TEST(Fp8Format, OneForEachFusedProjection) {
+  Linear linear = WithoutBlocks("F32", {2, 1});
+  linear.Put<float>("weight_scale", 0, 2.0f);
+  linear.Put<float>("weight_scale", 1, 4.0f);
+  LinearTensors views = linear.Views();
+  EXPECT_FALSE(kFp8Format.Decode(linear.settings, views).ok());
+  views.at("weight").fused = {{2, 1}};
+  const auto weight = kFp8Format.Decode(linear.settings, views);
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+  EXPECT_EQ(ToString(weight->scheme), "e4m3c+fp32");
+  for (int n = 0; n < 3; ++n) EXPECT_EQ(WeightValue(*weight, 4, n), n < 2 ? 2.0f : 4.0f);
+}
+
+// Blocks of 2 x 2 that begin anew with each projection, of 3, 1 and 1 rows: 0-1, 2, 3, 4.
+TEST(Fp8Format, BlocksOfFusedProjections) {
+  Linear linear = MakeLinear();
+  linear.Add("weight", "F8_E4M3", {5, 5});
+  linear.Add("weight_scale_inv", "F32", {4, 3});
+  for (int i = 0; i < 25; ++i) linear.Put<uint8_t>("weight", i, 0x38);
+  for (int i = 0; i < 12; ++i) linear.Put<float>("weight_scale_inv", i, static_cast<float>(i + 1));
+  LinearTensors views = linear.Views();
+  const auto decode = [&] { return kFp8Format.Decode(linear.settings, views); };
+  EXPECT_THAT(std::string(decode().status().message()), HasSubstr("got shape [4, 3]"));
+  views.at("weight").fused = {{3, 1, 1}};
+  const auto weight = decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+  constexpr int kBlock[] = {0, 0, 1, 2, 3};
+  for (int k = 0; k < 5; ++k) {
+    for (int n = 0; n < 5; ++n) {
+      EXPECT_EQ(WeightValue(*weight, k, n), static_cast<float>(3 * kBlock[n] + k / 2 + 1));
+    }
+  }
+  views.at("weight").fused = {{3, 1, 1}, {1, 3, 1}};  // both have four blocks
+  EXPECT_THAT(std::string(decode().status().message()),
+              HasSubstr("expected blocks that fit one way of fusing projections, not several"));
 }
 
 TEST(Fp8Format, EveryCode) {
@@ -96,7 +160,7 @@ std::vector<Refusal> Refusals() {
   return {
       {"WeightMissing", Without("weight"), {"\"weight\": got nothing, expected F8_E4M3 [N, K]"}},
       {"ScaleMissing", Without("weight_scale_inv"), {"\"weight_scale\": got nothing"}},
-      {"WeightDtype", WithDtype("weight", "I8"), {"\"weight\": got dtype I8"}},
+      {"WeightDtype", WithDtype("weight", "I16"), {"\"weight\": got dtype I16"}},
       {"WeightRank", WithShape("weight", {15}), {"\"weight\": got shape [15], expected rank 2"}},
       {"WeightEmpty", WithShape("weight", {0, 5}), {"dimensions of at least 1"}},
       {"WeightShort", Short("weight"), {"\"weight\": got 14 bytes, expected 15"}},
@@ -122,7 +186,7 @@ std::vector<Refusal> Refusals() {
        {"got NaN at element 1"}},
       {"TwoScales",
        [](Linear* l) { l->Add("weight_scale", "F32", {1}); },
-       {"\"weight_scale\": got it beside"}},
+       {"\"weight_scale\": got it beside \"weight_scale_inv\", expected only one"}},
       {"OneSide",
        [](Linear* l) { l->settings.members.erase("block_n"); },
        {"block_n: got nothing"}},
@@ -179,7 +243,8 @@ TEST(Fp8Format, RefusesSettings) {
   zero.list[1] = Setting::Literal(int64_t{0});
   expect("weight_block_size", zero, kInvalid, "weight_block_size: got");
   expect("fmt", Setting::String("e5m2"), kOther, "fmt: got \"e5m2\", expected \"e4m3\"");
-  expect("expert_dtype", Setting::String("fp4"), kOther, "expert_dtype: got \"fp4\"");
+  expect("expert_dtype", Setting::String("nvfp4"), kOther,
+         "expert_dtype: got \"nvfp4\", expected \"fp8\" or \"fp4\"");
 }
 
 }  // namespace

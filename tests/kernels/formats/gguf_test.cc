@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "kernels/base/half.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
@@ -47,11 +49,44 @@ TEST(GgufFormat, EveryTypeThatMarksALinearHasABlock) {
   }
 }
 
+// llama.cpp multiplies each product by "PATH.scale" where a file has it.
+TEST(GgufFormat, AScaleMultipliesTheWholeWeight) {
+  for (const GgufBlock& block : GgufBlocks()) {
+    SCOPED_TRACE(std::string(block.name));
+    Linear linear = MakeLinear(block);
+    std::vector<uint8_t>& bytes = linear.tensors["weight"].bytes;
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 % 61);
+    const auto plain = linear.Decode();
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, std::vector<int64_t>{1}}) {
+      linear.Add("scale", "F32", shape);
+      linear.Put<float>("scale", 0, 0.5f);
+      linear.Add("input_scale", "F32", {1});
+      const auto scaled = linear.Decode();
+      ASSERT_TRUE(scaled.ok()) << scaled.status();
+      ASSERT_TRUE(Validate(*scaled).ok()) << Validate(*scaled);
+      EXPECT_EQ(ToString(scaled->scheme), ToString(plain->scheme) + "*t");
+      for (int64_t k = 0; k < plain->k; ++k) {
+        for (int64_t n = 0; n < plain->n; ++n) {
+          ASSERT_EQ(WeightValue(*scaled, k, n), 0.5f * WeightValue(*plain, k, n));
+        }
+      }
+    }
+  }
+  ExpectRefused(
+      MakeQ4K(),
+      {"shape", [](Linear* l) { l->Add("scale", "F32", {3}); }, {"\"scale\": got shape [3]"}});
+  ExpectRefused(
+      MakeQ4K(),
+      {"dtype", [](Linear* l) { l->Add("scale", "I32", {1}); }, {"\"scale\": got dtype I32"}});
+}
+
 // Every bit of a block's codes belongs to one code: each bit changes one code by a power of two,
 // and all bits together set all codes to their greatest.
 TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
   for (const GgufBlock& block : GgufBlocks()) {
     SCOPED_TRACE(std::string(block.name));
+    if (block.name == "TQ1_0") continue;  // its codes are no bits
     int64_t of_codes = 0;
     for (int64_t bit = 0; bit < 8 * block.bytes; ++bit) {
       std::vector<uint8_t> bytes(block.bytes), zero(block.codes), codes(block.codes);
@@ -76,6 +111,69 @@ TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
     // The sign bit of an E2M1 zero has no effect.
     EXPECT_EQ(of_codes, block.codes * (block.code == CodeKind::kE2m1 ? 3 : block.bits));
   }
+}
+
+// Each byte of codes has five of them, the last four bytes four.
+TEST(GgufFormat, DigitsOfTernaryCodes) {
+  const GgufBlock& block = Named("TQ1_0");
+  const auto codes_of = [&](const std::vector<uint8_t>& bytes) {
+    std::vector<uint8_t> codes(block.codes);
+    for (int run = 0; run < 8; ++run) block.run(bytes.data(), run, codes.data() + run * kGgufRun);
+    return codes;
+  };
+  std::vector<int> seen(block.codes);
+  for (int64_t byte = 0; byte < block.bytes; ++byte) {
+    std::vector<uint8_t> bytes(block.bytes);
+    bytes[byte] = 0xff;
+    const std::vector<uint8_t> codes = codes_of(bytes);
+    EXPECT_EQ(absl::c_count(codes, 2), byte < 48 ? 5 : byte < 52 ? 4 : 0) << byte;
+    EXPECT_EQ(absl::c_count(codes, 1), 0) << byte;
+    for (int64_t i = 0; i < block.codes; ++i) seen[i] += codes[i] / 2;
+  }
+  EXPECT_THAT(seen, ::testing::Each(1));
+  // 1 and 2 as the first and the second digit: 81 + 2 * 27 of 243, in 256ths and rounded up.
+  std::vector<uint8_t> bytes(block.bytes);
+  bytes[33] = 143;
+  const std::vector<uint8_t> codes = codes_of(bytes);
+  EXPECT_EQ(codes[160 + 1], 1);
+  EXPECT_EQ(codes[160 + 16 + 1], 2);
+  EXPECT_EQ(absl::c_count(codes, 0), block.codes - 2);
+}
+
+TEST(GgufFormat, CodesThatNoQuantizerWrites) {
+  Linear ternary = MakeLinear(Named("TQ2_0"));
+  ternary.Put<uint8_t>("weight", 0, 0x03);
+  ternary.Put<uint8_t>("weight", 65, 0x3c);  // d = 1
+  EXPECT_EQ(WeightValue(*ternary.Decode(), 0, 0), 2);
+  EXPECT_EQ(WeightValue(*ternary.Decode(), 1, 0), -1);
+  // E4M3 scales of a NaN, with a sign, and of a NaN with one.
+  Linear linear = MakeLinear(Named("NVFP4"));
+  std::vector<uint8_t>& bytes = linear.tensors["weight"].bytes;
+  bytes[0] = 0x7f;
+  bytes[1] = 0x80 | 0x38;
+  bytes[4] = bytes[4 + 8] = 0x52;  // 1 and 3
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(WeightValue(*weight, 0, 0), 0);
+  EXPECT_EQ(WeightValue(*weight, 16, 0), 1);
+  EXPECT_EQ(WeightValue(*weight, 16 + 8, 0), 3);
+  bytes[3] = 0xff;
+  EXPECT_THAT(std::string(linear.Decode().status().message()),
+              ::testing::HasSubstr("no number in block 0 of column 0"));
+}
+
+// Each sign has the bits of d, of zeros too.
+TEST(GgufFormat, SignsAlone) {
+  Linear linear = MakeLinear(Named("Q1_0"));
+  linear.Put<uint16_t>("weight", 0, 0x7bff);  // 65504, the greatest
+  linear.Put<uint8_t>("weight", 2 + 15, 0x80);
+  linear.Put<uint8_t>("weight", 18 + 2, 1);  // d = 0
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(WeightValue(*weight, 126, 0), -65504);
+  EXPECT_EQ(WeightValue(*weight, 127, 0), 65504);
+  EXPECT_FALSE(std::signbit(WeightValue(*weight, 128, 0)));
+  EXPECT_TRUE(std::signbit(WeightValue(*weight, 129, 0)));
 }
 
 TEST(GgufFormat, TheSameInARequest) {
@@ -118,14 +216,23 @@ TEST(GgufFormat, ScalesOfASuperBlock) {
   EXPECT_EQ(WeightValue(*weight, 256 + 5 * 32 + 8, 1), -19);
 }
 
-TEST(GgufFormat, ZerosOfMxfp4HaveNoSign) {
-  Linear linear = MakeLinear(Named("MXFP4"));
-  linear.Put<uint8_t>("weight", 0, 127);
-  linear.Put<uint8_t>("weight", 1, 0x98);
-  const auto weight = linear.Decode();
-  ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_FALSE(std::signbit(WeightValue(*weight, 0, 0)));
-  EXPECT_EQ(WeightValue(*weight, 16, 0), -0.5f);
+TEST(GgufFormat, ZerosOfFp4HaveNoSign) {
+  struct Case {
+    absl::string_view type;
+    uint8_t one;   // the scale 1
+    int64_t at;    // of the first codes
+    int64_t high;  // the code in the upper half
+  };
+  for (const Case& c : {Case{"MXFP4", 127, 1, 16}, Case{"NVFP4", 0x38, 4, 8}}) {
+    SCOPED_TRACE(std::string(c.type));
+    Linear linear = MakeLinear(Named(c.type));
+    linear.Put<uint8_t>("weight", 0, c.one);
+    linear.Put<uint8_t>("weight", c.at, 0x98);
+    const auto weight = linear.Decode();
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    EXPECT_FALSE(std::signbit(WeightValue(*weight, 0, 0)));
+    EXPECT_EQ(WeightValue(*weight, c.high, 0), -0.5f);
+  }
 }
 
 TEST(GgufFormat, Refusals) {
@@ -145,9 +252,11 @@ TEST(GgufFormat, Refusals) {
   const int64_t most = INT64_MAX - 255;
   const std::vector<Refusal> refusals = {
       {"no weight", Without("weight"), {"\"weight\": got nothing, expected blocks [N, K], or U8"}},
-      {"dtype", WithDtype("weight", "Q2_K"), {"\"weight\": got dtype Q2_K, expected Q4_0, Q4_1"}},
-      {"type", in_request({3, 288}, nullptr), {"type: got nothing, expected Q4_0", "MXFP4"}},
-      {"other type", in_request({3, 288}, "q2_k"), {"type: got \"q2_k\", expected Q4_0"}},
+      {"dtype",
+       WithDtype("weight", "IQ2_XS"),
+       {"\"weight\": got dtype IQ2_XS, expected Q4_0, Q4_1"}},
+      {"type", in_request({3, 288}, nullptr), {"type: got nothing, expected Q4_0", "Q1_0"}},
+      {"other type", in_request({3, 288}, "iq2_xs"), {"type: got \"iq2_xs\", expected Q4_0"}},
       {"empty type", in_request({3, 288}, ""), {"type: got \"\", expected Q4_0"}},
       {"rank", reshape({3, 512, 1}), {"\"weight\": got shape [3, 512, 1], expected rank 2"}},
       {"zero", reshape({0, 512}), {"got shape [0, 512], expected dimensions of at least 1"}},
@@ -171,7 +280,10 @@ TEST(GgufFormat, NoNumbersAmongTheScalesOfEveryType) {
   for (const GgufBlock& block : GgufBlocks()) {
     SCOPED_TRACE(std::string(block.name));
     Linear linear = MakeLinear(block);
-    const int64_t at = block.name == "Q6_K" ? 209 : block.code == CodeKind::kE2m1 ? 0 : 1;
+    const bool behind =
+        absl::StartsWith(block.name, "TQ") ||
+        absl::c_linear_search(std::vector<absl::string_view>{"Q2_K", "Q3_K", "Q6_K"}, block.name);
+    const int64_t at = behind ? block.bytes - 1 : block.code == CodeKind::kE2m1 ? 0 : 1;
     linear.Put<uint8_t>("weight", 5 * block.bytes + at, 0xff);
     const auto weight = linear.Decode();
     EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/formats/format.h"
+#include "tests/testing/reasons.h"
 
 namespace awqd {
 namespace {
@@ -114,7 +115,7 @@ TEST(GptqSettings, Refusals) {
     SCOPED_TRACE(refused.name + " " + refused.says);
     Setting config = MakeConfig();
     config.members[refused.name] = refused.value;
-    const absl::Status status = FindFormat(config).status();
+    const absl::Status status = testing::FirstReason(FindFormat(config));
     EXPECT_EQ(status.code(), refused.code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(refused.says));
   }

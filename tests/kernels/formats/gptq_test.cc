@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/exact.h"
-#include "kernels/formats/gptq_words.h"
+#include "kernels/formats/gptq/gptq_words.h"
 #include "tests/kernels/formats/linear.h"
 
 namespace awqd {
@@ -57,6 +57,40 @@ TEST(GptqFormat, PinnedWords) {
   for (int i = 1; i < 8; ++i) EXPECT_EQ(weight->Zero(1, i), i);
   linear.Set("checkpoint_format", Setting::String("gptq_v2"));
   EXPECT_EQ(linear.Decode()->Zero(0, 1), 7);
+}
+
+// Writers of symmetric files name the wrong version at times: every zero point is 8, or 7.
+TEST(GptqFormat, SymmetricZeroPointsOfTheOtherVersion) {
+  for (const std::string format : {"gptq", "gptq_v2"}) {
+    for (const uint32_t stored : {0x77777777u, 0x88888888u}) {
+      SCOPED_TRACE(format);
+      Linear linear = MakeLinear();
+      linear.Set("checkpoint_format", Setting::String(format));
+      linear.Set("sym", Setting::Literal(true));
+      for (int i = 0; i < 4; ++i) linear.Put<uint32_t>("qzeros", i, stored);
+      const auto weight = linear.Decode();
+      ASSERT_TRUE(weight.ok()) << weight.status();
+      EXPECT_EQ(ToString(weight->scheme), "w4g16s");
+      const std::string remark = kGptqFormat.remark(linear.settings, linear.Views());
+      if ((format == "gptq") == (stored == 0x77777777u)) {
+        EXPECT_EQ(remark, "");
+      } else {
+        EXPECT_THAT(remark, ::testing::AllOf(::testing::HasSubstr("every zero point is stored as"),
+                                             ::testing::HasSubstr("read as 8")));
+      }
+      // Where sym says nothing they are as they stand.
+      linear.Set("sym", Setting::Literal(false));
+      EXPECT_EQ(linear.Decode()->Zero(0, 0),
+                (stored == 0x77777777u ? 7 : 8) + (format == "gptq" ? 1 : 0));
+      EXPECT_EQ(kGptqFormat.remark(linear.settings, linear.Views()), "");
+    }
+  }
+  // One that differs is still refused.
+  Linear linear = MakeLinear();
+  linear.Set("sym", Setting::Literal(true));
+  for (int i = 0; i < 4; ++i) linear.Put<uint32_t>("qzeros", i, 0x88888888);
+  linear.Put<uint32_t>("qzeros", 3, 0x88878888);
+  EXPECT_THAT(Described(linear), ::testing::HasSubstr("got zero point 9 at [0, 0], expected 8"));
 }
 
 // Zero points 0 1 2 ... 7 minus 1 each, subtracted from the word: 0x76543210 - 0x11111111.

@@ -213,11 +213,11 @@ TEST(IntQuantizedFormat, ReadsGroupsAndWhatIsLeftOut) {
   EXPECT_EQ(found->quant_method, "compressed-tensors");
   // The most specific targets come first.
   ASSERT_EQ(found->config.rules.size(), 3u);
-  EXPECT_THAT(found->config.rules[0].targets, ElementsAre(ModulePattern{Kind::kExact, "b.c"}));
+  EXPECT_THAT(found->config.rules[0].targets, ElementsAre(ModulePattern{Kind::kPath, "b.c"}));
   EXPECT_THAT(found->config.rules[1].targets, ElementsAre(ModulePattern{Kind::kRegex, "a.*"}));
   EXPECT_THAT(found->config.rules[2].targets, ElementsAre(ModulePattern{Kind::kEvery, ""}));
   EXPECT_EQ(found->config.rules[2].format, &kIntQuantizedFormat);
-  EXPECT_THAT(found->config.left_out, ElementsAre(ModulePattern{Kind::kExact, "lm_head"},
+  EXPECT_THAT(found->config.left_out, ElementsAre(ModulePattern{Kind::kPath, "lm_head"},
                                                   ModulePattern{Kind::kRegex, ".*gate$"}));
   EXPECT_EQ(found->config.note, "");
   EXPECT_EQ(found->config.rules[0].settings.members.count("type"), 0u);
@@ -261,7 +261,7 @@ TEST(IntQuantizedFormat, RefusesSettings) {
   };
   Setting config = Config();
   config.members["format"] = Setting::String("float-quantized");
-  expect(config, kOther, group + "format: got \"float-quantized\", expected \"int-quantized\"");
+  expect(config, kOther, group + "type: got \"int\", expected \"float\"");
   Group(config).members["format"] = Setting::String("int-quantized");
   EXPECT_TRUE(FindFormat(config).ok()) << "a group's own format counts";
   config = Config();

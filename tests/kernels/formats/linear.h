@@ -26,13 +26,14 @@ struct Linear {
   Setting settings;
   std::map<std::string, Tensor> tensors;
 
-  absl::StatusOr<HostWeight> Decode() const {
+  LinearTensors Views() const {
     LinearTensors views;
     for (const auto& [name, tensor] : tensors) {
       views.emplace(name, TensorView{tensor.dtype, tensor.shape, tensor.bytes});
     }
-    return format->decode(settings, views);
+    return views;
   }
+  absl::StatusOr<HostWeight> Decode() const { return format->Decode(settings, Views()); }
 
   void Set(const std::string& name, Setting value) { settings.members[name] = std::move(value); }
   void Set(const std::string& name, int64_t value) { Set(name, Setting::Literal(value)); }
@@ -46,7 +47,7 @@ struct Linear {
     Tensor& tensor = tensors[name];
     tensor.shape = std::move(shape);
     int64_t bytes =
-        tensor.dtype == "I32" || tensor.dtype == "F32"                                    ? 4
+        tensor.dtype == "I32" || tensor.dtype == "U32" || tensor.dtype == "F32"           ? 4
         : tensor.dtype == "I64"                                                           ? 8
         : tensor.dtype.starts_with("F8_") || tensor.dtype == "U8" || tensor.dtype == "I8" ? 1
                                                                                           : 2;

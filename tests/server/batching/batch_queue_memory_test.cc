@@ -29,7 +29,7 @@ class BatchQueueMemoryTest : public ::testing::Test {
     for (int failures = 0; failures < 100; ++failures) {
       const Task* const was = task.get();
       const int64_t size = queue_.size(), tokens = queue_.tokens(), bytes = queue_.bytes();
-      const absl::Time deadline = queue_.NextDeadline(), batch = queue_.NextBatch(false);
+      const absl::Time deadline = queue_.NextExpiry(), batch = queue_.NextBatch(false);
       try {
         const testing::FailingNew failing(failures + 1);
         EXPECT_TRUE(queue_.Push(&task, now_).ok());
@@ -40,7 +40,7 @@ class BatchQueueMemoryTest : public ::testing::Test {
       EXPECT_EQ(queue_.size(), size);
       EXPECT_EQ(queue_.tokens(), tokens);
       EXPECT_EQ(queue_.bytes(), bytes);
-      EXPECT_EQ(queue_.NextDeadline(), deadline);
+      EXPECT_EQ(queue_.NextExpiry(), deadline);
       EXPECT_EQ(queue_.NextBatch(false), batch);
     }
     ADD_FAILURE() << "it never succeeds";
@@ -67,12 +67,12 @@ TEST_F(BatchQueueMemoryTest, APushThatFailsLeavesTheQueueAsItWas) {
   EXPECT_GE(PushAtLast(Make("c", 1, 0, absl::InfiniteDuration())), 3) << "another line";
   EXPECT_GE(PushAtLast(Make("d", 0, 0, absl::InfiniteDuration())), 2) << "of a line that is there";
   EXPECT_EQ(queue_.size(), 4);
-  EXPECT_EQ(queue_.NextDeadline(), now_ + absl::Seconds(3));
+  EXPECT_EQ(queue_.NextExpiry(), now_ + absl::Seconds(3));
   EXPECT_THAT(Pop(), ElementsAre("b", "a", "d"));
   EXPECT_THAT(Pop(), ElementsAre("c"));
   EXPECT_EQ(queue_.size(), 0);
   EXPECT_EQ(queue_.tokens(), 0);
-  EXPECT_EQ(queue_.NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(queue_.NextExpiry(), absl::InfiniteFuture());
 }
 
 }  // namespace

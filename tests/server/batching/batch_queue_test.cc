@@ -61,7 +61,7 @@ class BatchQueueTest : public ::testing::Test {
 TEST_F(BatchQueueTest, EmptyQueueHasNothingToGive) {
   EXPECT_THAT(Pop(), IsEmpty());
   EXPECT_EQ(queue_->NextBatch(false), absl::InfiniteFuture());
-  EXPECT_EQ(queue_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(queue_->NextExpiry(), absl::InfiniteFuture());
   EXPECT_EQ(queue_->Remove(1), nullptr);
 }
 
@@ -209,7 +209,7 @@ TEST_F(BatchQueueTest, ExpiryTakesWhatIsDueAndNothingElse) {
   ASSERT_TRUE(Push("soon", {.deadline = absl::Milliseconds(5)}).ok());
   ASSERT_TRUE(Push("later", {.deadline = absl::Milliseconds(50)}).ok());
   ASSERT_TRUE(Push("never", {}).ok());
-  EXPECT_EQ(queue_->NextDeadline(), now_ + absl::Milliseconds(5));
+  EXPECT_EQ(queue_->NextExpiry(), now_ + absl::Milliseconds(5));
   EXPECT_THAT(queue_->TakeExpired(now_), IsEmpty());
   now_ += absl::Milliseconds(5);
   const auto expired = queue_->TakeExpired(now_);
@@ -217,7 +217,7 @@ TEST_F(BatchQueueTest, ExpiryTakesWhatIsDueAndNothingElse) {
   EXPECT_EQ(static_cast<PuppetTask&>(*expired[0]).name(), "soon");
   EXPECT_EQ(queue_->size(), 2);
   EXPECT_THAT(Pop(), ElementsAre("later", "never"));
-  EXPECT_EQ(queue_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(queue_->NextExpiry(), absl::InfiniteFuture());
 }
 
 TEST_F(BatchQueueTest, RemoveTakesOnceAndLeavesTheRest) {
@@ -227,7 +227,7 @@ TEST_F(BatchQueueTest, RemoveTakesOnceAndLeavesTheRest) {
   ASSERT_TRUE(Push("c", {}).ok());
   EXPECT_NE(queue_->Remove(*ticket), nullptr);
   EXPECT_EQ(queue_->Remove(*ticket), nullptr);
-  EXPECT_EQ(queue_->NextDeadline(), absl::InfiniteFuture());
+  EXPECT_EQ(queue_->NextExpiry(), absl::InfiniteFuture());
   EXPECT_THAT(Pop(), ElementsAre("a", "c"));
 }
 

@@ -28,7 +28,7 @@ class BatchSchedulerTest : public ::testing::Test {
           for (auto& task : batch.tasks) names.push_back(static_cast<PuppetTask&>(*task).name());
           journal_.Add(absl::StrJoin(names, "+") + ":ran");
         },
-        &clock_);
+        [this] { return clock_.Now(); });
     // A worker that is not asleep yet would take a task that its caller should run.
     while (scheduler_->sleeping_workers() < workers) std::this_thread::yield();
   }

@@ -39,7 +39,7 @@ TEST_F(BatchSchedulerTest, CountsWhatWasNotRun) {
   Finish();
   EXPECT_TRUE(absl::IsUnavailable(Add("late").status()));
   const SchedulerCounts counts = scheduler_->counts();
-  EXPECT_EQ(counts.refused_full, 3);
+  EXPECT_EQ(counts.refused.full, 3);
   EXPECT_EQ(counts.cancelled, 1);
   EXPECT_EQ(counts.expired, 1);
   EXPECT_EQ(counts.refused_draining, 1);

@@ -1,4 +1,6 @@
 // Works of experts against products in double: sorting, merging, steps, partitioning, refusals.
+#include "server/engine/experts_work.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,10 +13,7 @@
 #include "absl/time/clock.h"
 #include "kernels/cpu/reference.h"
 #include "kernels/kernels.h"
-#include "server/engine/gated_mlp_work.h"
-#include "server/engine/grouped_matmul_work.h"
-#include "server/engine/local_engine.h"
-#include "server/engine/routing_engine.h"
+#include "server/engine/engine.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/wrapped_device.h"

@@ -14,7 +14,7 @@
 
 #include "absl/time/clock.h"
 #include "kernels/kernels.h"
-#include "server/engine/local_engine.h"
+#include "server/engine/engine.h"
 #include "tests/server/engine/puppets.h"
 #include "tests/server/engine/several_devices_fixture.h"
 #include "tests/testing/random_weight.h"

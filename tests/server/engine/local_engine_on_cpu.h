@@ -15,8 +15,7 @@
 
 #include "kernels/base/half.h"
 #include "kernels/kernels.h"
-#include "server/engine/dequantize_work.h"
-#include "server/engine/local_engine.h"
+#include "server/engine/engine.h"
 #include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"
 

@@ -8,6 +8,7 @@
 
 #include "kernels/base/mutex.h"
 #include "tests/server/engine/local_engine_on_cpu.h"
+#include "tests/testing/find_kernel.h"
 
 namespace awqd::engine {
 namespace {
@@ -23,7 +24,7 @@ TEST_P(LocalEngineTest, MultipliesAndReports) {
   EXPECT_EQ(answer.report.batch_requests, 1);
   EXPECT_EQ(answer.report.path, Path::kFused);
   EXPECT_EQ(answer.report.device, "cpu");
-  EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+  EXPECT_NE(testing::FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
 }
 
 // On the CPU the caller's thread runs a short request that the caller promised to run; a GPU's

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
 #include "kernels/kernels.h"
-#include "server/engine/dequantize_work.h"
 #include "server/engine/engine.h"
 #include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/engine/routing_engine.h"
+#include "server/engine/engine.h"
 #include "tests/server/engine/puppet_engine.h"
 
 namespace awqd::engine {

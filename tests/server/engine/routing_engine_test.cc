@@ -1,14 +1,11 @@
 // RoutingEngine: work runs on the device of its weight.
-#include "server/engine/routing_engine.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <future>
 
 #include "kernels/kernels.h"
-#include "server/engine/dequantize_work.h"
-#include "server/engine/local_engine.h"
+#include "server/engine/engine.h"
 #include "server/engine/matmul_work.h"
 
 namespace awqd::engine {

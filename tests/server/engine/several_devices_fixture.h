@@ -13,10 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
-#include "server/engine/local_engine.h"
+#include "server/engine/engine.h"
 #include "server/engine/matmul_work.h"
-#include "server/engine/routing_engine.h"
-#include "server/model/weight_stack.h"
+#include "server/model/placed_weight.h"
 #include "tests/testing/wrapped_device.h"
 
 namespace awqd::engine {

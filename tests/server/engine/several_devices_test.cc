@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "server/engine/dequantize_work.h"
 #include "server/engine/matmul_work.h"
 #include "tests/server/engine/several_devices_fixture.h"
+#include "tests/testing/find_kernel.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/rendezvous.h"
@@ -223,7 +223,7 @@ TEST_P(SeveralDevicesTest, ColumnsReportEveryDeviceAndWarmUp) {
   const Answer answer = machine.Run(machine.Product(weight, x, DType::kFp16));
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_EQ(answer.report.device, "cpu:0,cpu:1");
-  EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+  EXPECT_NE(testing::FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
 }
 
 // Each waits for the other within the first allocation of its warm-up.

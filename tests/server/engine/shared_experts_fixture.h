@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/gated_mlp_work.h"
-#include "server/engine/grouped_matmul_work.h"
+#include "server/engine/experts_work.h"
 #include "tests/server/engine/several_devices_fixture.h"
 #include "tests/testing/random_weight.h"
 

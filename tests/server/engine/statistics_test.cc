@@ -1,4 +1,4 @@
-// What an engine counts of the batches that it ran, and for which model.
+// Statistics of an engine: its batches, and the models that they count for.
 #include "server/engine/statistics.h"
 
 #include "absl/time/clock.h"
@@ -21,9 +21,9 @@ TEST_P(StatisticsTest, CountsBatchesRequestsTokensAndKernels) {
     ASSERT_TRUE(answer.status.ok()) << answer.status;
     kernel = answer.report.kernel;
   }
-  const std::vector<EngineStats> stats = engine_->stats();
+  const std::vector<obs::DeviceStats> stats = engine_->stats();
   ASSERT_EQ(stats.size(), 1u);
-  EXPECT_EQ(stats[0].device, device_.get());
+  EXPECT_EQ(stats[0].id, device_->info().id);
   EXPECT_EQ(stats[0].batch_requests.sum, 5);
   EXPECT_EQ(stats[0].batch_tokens.sum, 15);
   EXPECT_EQ(stats[0].queue_ns.total(), 5);
@@ -64,12 +64,12 @@ TEST_P(StatisticsTest, CountsForTheModel) {
   EXPECT_EQ(weight.statistics->batches, 1) << "the other was not computed";
   EXPECT_EQ(weight.statistics->input_ns, 3 * 500) << "each request has the time of its batch";
   EXPECT_EQ(weight.statistics->compute_ns, 3 * 1500);
-  EngineStats stats;
+  obs::DeviceStats stats;
   statistics.FillStats(&stats);
   EXPECT_EQ(stats.merged_requests, 3);
   EXPECT_EQ(stats.batches_failed, 1);
   EXPECT_EQ(stats.kernels[0].batches, 3);
-  EXPECT_EQ(stats.kernels[0].compute_us, 6);
+  EXPECT_EQ(stats.kernels[0].compute, absl::Microseconds(6));
 }
 
 TEST_P(StatisticsTest, TheEngineCountsTimesOfItsBatches) {
@@ -114,7 +114,7 @@ TEST_P(StatisticsTest, TakesBoundedMemoryForNamesOfKernels) {
     statistics.RecordBatch(Products(placed_, 1), absl::Now(), absl::OkStatus(),
                            {.kernel = std::to_string(i)});
   }
-  EngineStats stats;
+  obs::DeviceStats stats;
   statistics.FillStats(&stats);
   EXPECT_LE(stats.kernels.size(), 257u);
 }

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <limits>
 
 #include "kernels/registry.h"
 
@@ -34,21 +33,6 @@ TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelReplacesDense) {
   // It must serve every count that would be decoded first.
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 257, kWinner)), ThresholdTable::kDefault);
   EXPECT_EQ(table.FindThreshold(Weight(kWinner, 257, kPlain)), ThresholdTable::kDefault);
-}
-
-TEST(TokenPolicyTest, FusedBelowTheThresholdOnly) {
-  const TokenPolicy policy;
-  EXPECT_TRUE(policy.UseFused(0));
-  EXPECT_TRUE(policy.UseFused(1));
-  EXPECT_TRUE(policy.UseFused(255));
-  EXPECT_FALSE(policy.UseFused(256));
-  EXPECT_FALSE(policy.UseFused(4096));
-}
-
-TEST(TokenPolicyTest, ThresholdEnds) {
-  EXPECT_FALSE(TokenPolicy{0}.UseFused(0));
-  EXPECT_FALSE(TokenPolicy{1}.UseFused(1));
-  EXPECT_TRUE(TokenPolicy{std::numeric_limits<int64_t>::max()}.UseFused(1 << 30));
 }
 
 }  // namespace

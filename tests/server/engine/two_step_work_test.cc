@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/half.h"
-#include "server/engine/local_engine.h"
-#include "server/engine/routing_engine.h"
+#include "server/engine/engine.h"
+#include "tests/testing/find_kernel.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/wrapped_device.h"
@@ -139,7 +139,7 @@ TEST_P(TwoStepWorkTest, WhatLiesBetweenTheStepsStaysOnTheDevice) {
   const Answer answer = SubmitTo(*engine_, Work(x)).get();
   ExpectRight(answer, x);
   EXPECT_EQ(answer.report.batch_tokens, 3);
-  EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+  EXPECT_NE(testing::FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
   EXPECT_EQ(device_->copies_to_device(), GetParam() ? 0 : 1);
   EXPECT_EQ(device_->copies_to_host(), GetParam() ? 0 : 1);
 }

@@ -1,6 +1,4 @@
 // The memory of a load is known, and compared with the free memory, before it is allocated.
-#include "server/model/memory_plan.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
+#include "server/model/placement.h"
 #include "server/repository/model_store.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"

@@ -1,4 +1,4 @@
-// Which weights are the projections of gated MLPs.
+// Tells the projections of gated MLPs by the paths of weights.
 #include <gtest/gtest.h>
 
 #include "server/model/placement.h"

@@ -1,6 +1,4 @@
 // Suggestions for a missing path: as good as a search through all paths, but cheap.
-#include "server/model/path_index.h"
-
 #include <time.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/model/model.h"
 #include "server/repository/model_store.h"
 #include "tests/server/repository/model_store_fixture.h"
 

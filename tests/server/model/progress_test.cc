@@ -1,6 +1,4 @@
 // Log lines of a long load, its progress bar, and its loaded share.
-#include "server/model/progress.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/model/model_loader.h"
 
 namespace awqd::model {
 namespace {

@@ -1,11 +1,10 @@
 // Stacks: the paths of experts, the rules for a stack, and the reasons against one.
-#include "server/model/weight_stack.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
+#include "server/model/placed_weight.h"
 #include "tests/testing/random_weight.h"
 
 namespace awqd::model {

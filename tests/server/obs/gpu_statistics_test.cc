@@ -109,7 +109,7 @@ TEST_F(GpuStatisticsTest, OnlyAScrapeOfMetricsAsks) {
     out.devices[1].pci_bus_id = kGpu;
     return out;
   };
-  auto server = MetricsServer::Start("127.0.0.1:0", snapshots, nullptr, With(kFake));
+  auto server = MetricsServer::Start(testing::ListenOnLoopback(), snapshots, nullptr, With(kFake));
   ASSERT_TRUE(server.ok()) << server.status();
   for (const char* path : {"/", "/readyz", "/livez", "/api/status"}) {
     EXPECT_EQ(HttpGet((*server)->port(), path).code, 200) << path;
@@ -124,7 +124,8 @@ TEST_F(GpuStatisticsTest, OnlyAScrapeOfMetricsAsks) {
 
 TEST_F(GpuStatisticsTest, NoSeriesWithoutTheLibrary) {
   auto server = MetricsServer::Start(
-      "127.0.0.1:0", [](bool) { return Everything(); }, nullptr, With("libnot-there.so.1"));
+      testing::ListenOnLoopback(), [](bool) { return Everything(); }, nullptr,
+      With("libnot-there.so.1"));
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(HttpGet((*server)->port(), "/metrics").body, Not(HasSubstr("utilization")));
 }

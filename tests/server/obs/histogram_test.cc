@@ -1,5 +1,5 @@
 // Histograms: buckets of values, differences of two states, quantiles.
-#include "server/obs/histogram.h"
+#include "kernels/base/histogram.h"
 
 #include <thread>
 #include <vector>

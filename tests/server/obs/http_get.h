@@ -7,11 +7,28 @@
 #include <unistd.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::testing {
+
+// A socket that listens on a free port of 127.0.0.1.
+inline std::vector<UniqueFd> ListenOnLoopback() {
+  std::vector<UniqueFd> out;
+  out.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = out.front().get();
+  const bool listens =
+      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+      listen(fd, SOMAXCONN) == 0;
+  return listens ? std::move(out) : std::vector<UniqueFd>();
+}
 
 struct HttpPage {
   int code = 0;  // 0: no answer

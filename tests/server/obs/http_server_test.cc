@@ -26,9 +26,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& address = "127.0.0.1:0",
-                                  const HttpLimits& limits = {}) {
-  auto server = HttpServer::Start(address, std::move(handler), limits);
+std::unique_ptr<HttpServer> Start(HttpHandler handler, const HttpLimits& limits = {}) {
+  auto server = HttpServer::Start(testing::ListenOnLoopback(), std::move(handler), limits);
   EXPECT_TRUE(server.ok()) << server.status();
   return server.ok() ? *std::move(server) : nullptr;
 }
@@ -164,7 +163,7 @@ absl::Duration UntilClosed(int fd, const std::function<void()>& turn) {
 }
 
 TEST(HttpServerTest, ARequestHasATimeHoweverOftenItGoesOn) {
-  const auto server = Start(Echo, "127.0.0.1:0", kShort);
+  const auto server = Start(Echo, kShort);
   const int fd = ConnectedTo(server->port());
   const absl::string_view line = "GET / HTTP/1.1\r\nX-Long: ";
   ASSERT_GT(send(fd, line.data(), line.size(), MSG_NOSIGNAL), 0);
@@ -176,8 +175,7 @@ TEST(HttpServerTest, ARequestHasATimeHoweverOftenItGoesOn) {
 
 TEST(HttpServerTest, AnAnswerHasATimeHoweverOftenItGoesOn) {
   const std::string much(64 << 20, 'y');
-  const auto server =
-      Start([&](const HttpRequest&) { return HttpAnswer{.body = much}; }, "127.0.0.1:0", kShort);
+  const auto server = Start([&](const HttpRequest&) { return HttpAnswer{.body = much}; }, kShort);
   const int fd = ConnectedTo(server->port());
   const absl::string_view request = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
   ASSERT_GT(send(fd, request.data(), request.size(), MSG_NOSIGNAL), 0);
@@ -190,10 +188,8 @@ TEST(HttpServerTest, AnAnswerHasATimeHoweverOftenItGoesOn) {
   };
   const absl::Time start = absl::Now();
   pollfd never = {.fd = -1, .events = 0};
-  while (absl::Now() - start < 3 * kShort.answer_time) {
-    ASSERT_TRUE(take());
-    poll(&never, 1, 10);
-  }
+  // On a busy machine the server may have closed within this time already.
+  while (absl::Now() - start < 3 * kShort.answer_time && take()) poll(&never, 1, 10);
   piece.resize(1 << 20);
   while (take()) {  // answers that were under way when the time was up
   }
@@ -215,28 +211,20 @@ TEST(HttpServerTest, WhoEndsBeforeItsRequestDoesIsClosed) {
   }
 }
 
-TEST(HttpServerTest, ListensOnIpv6) {
-  const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in6 address = {};
-  address.sin6_family = AF_INET6;
-  address.sin6_addr = in6addr_loopback;
-  const bool there =
-      probe >= 0 && bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  if (probe >= 0) close(probe);
-  if (!there) GTEST_SKIP() << "this machine has no IPv6";
-  EXPECT_GT(Start(Echo, "[::1]:0")->port(), 0);
-}
-
-TEST(HttpServerTest, SaysWhereItCannotListen) {
-  const auto first = Start(Echo);
-  const auto second = HttpServer::Start("127.0.0.1:" + std::to_string(first->port()), Echo);
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(second.status().message(), HasSubstr("cannot listen on 127.0.0.1:"));
-  EXPECT_EQ(HttpServer::Start("localhost:1", Echo).status().code(), absl::StatusCode::kUnavailable);
-  for (const char* const address : {"", "127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536"}) {
-    EXPECT_EQ(HttpServer::Start(address, Echo).status().code(), absl::StatusCode::kInvalidArgument)
-        << address;
+TEST(HttpServerTest, AnswersOnEachSocket) {
+  std::vector<UniqueFd> sockets = testing::ListenOnLoopback();
+  int ports[2] = {};
+  for (int& port : ports) {
+    sockaddr_in address = {};
+    socklen_t size = sizeof(address);
+    ASSERT_EQ(getsockname(sockets.back().get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port = ntohs(address.sin_port);
+    if (&port == ports) sockets.push_back(std::move(testing::ListenOnLoopback().front()));
   }
+  const auto server = HttpServer::Start(std::move(sockets), Echo);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->port(), ports[0]);
+  for (const int port : ports) EXPECT_EQ(testing::HttpGet(port, "/a").body, "/a") << port;
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "server/obs/call_record.h"
-#include "spdlog/spdlog.h"
 
 namespace awqd::obs {
 namespace {
@@ -55,9 +54,11 @@ TEST(Logging, JsonIsOneObjectALine) {
 }
 
 TEST(Logging, PlainMessagesAreSafeToo) {
-  const std::string text = Logged(LogFormat::kText, [] { spdlog::info("two\nlines"); });
+  const std::string text =
+      Logged(LogFormat::kText, [] { LogEvent(LogLevel::kInfo, "two\nlines", {}); });
   EXPECT_THAT(text, HasSubstr("two\\nlines"));
-  const std::string json = Logged(LogFormat::kJson, [] { spdlog::info("two\nlines \xff"); });
+  const std::string json =
+      Logged(LogFormat::kJson, [] { LogEvent(LogLevel::kInfo, "two\nlines \xff", {}); });
   EXPECT_THAT(std::string(nlohmann::json::parse(json)["message"]), HasSubstr("two\nlines"));
 }
 
@@ -68,7 +69,7 @@ TEST(Logging, NothingHidesInEitherFormat) {
     const std::string line = Logged(format, [&] {
       LogRequest(log, absl::OkStatus());
       LogEvent(LogLevel::kInfo, log.request_id, {{log.request_id, log.request_id}});
-      spdlog::info(log.request_id);
+      LogEvent(LogLevel::kInfo, log.request_id, {});
     });
     EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 3);
     for (const char c : line) EXPECT_LT(static_cast<unsigned char>(c), 0x7f) << line;
@@ -79,9 +80,10 @@ TEST(Logging, AMessageThatClientsCauseIsLoggedSoOften) {
   const std::string log = Logged(LogFormat::kText, [] {
     for (int i = 0; i < 1000; ++i) LogLimited(LogLevel::kWarning, "limited", {{"i", i}});
     LogLimited(LogLevel::kWarning, "another", {});
+    for (int i = 0; i < 1000; ++i) LogRarely(LogLevel::kWarning, "rare", {});
     for (int i = 0; i < 200; ++i) LogEvent(LogLevel::kWarning, "unlimited", {});
   });
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 100 + 1 + 200);
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 100 + 1 + 5 + 200);
 }
 
 TEST(Logging, LevelsAreKept) {

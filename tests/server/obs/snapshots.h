@@ -34,11 +34,13 @@ inline Snapshot Everything() {
   device.name = "a \"quoted\" name";
   device.memory_bytes = 1000;
   device.free_bytes = 400;
+  device.used_bytes = 300;
   device.queue_full = 3;
   device.batch_tokens = device.batch_requests = counts.data();
   device.compute_ns = device.queue_ns = Durations({1'000'000});
   device.kernels = {{"cpu/qmatmul_a16", 7, absl::Seconds(2)}};
   ModelStats& model = out.models.emplace_back();
+  model.unserved_weights = 3;
   model.name = "m";
   model.state = "ready";
   model.format = "awq";
@@ -46,6 +48,11 @@ inline Snapshot Everything() {
   model.tokens = 9;
   model.bytes = {{"cpu:0", 600}};
   model.kernels = {"cpu/dense", "cpu/qmatmul_a16"};
+  ModelStats& failed = out.failed_models.emplace_back();
+  failed.name = "broken";
+  failed.state = "failed";
+  failed.message = "no config.json";
+  out.unloaded_models = 2;
   out.loads_ns = out.failed_loads_ns = loads.data();
   out.in_flight_bytes = 77;
   out.in_flight_refused = 2;

@@ -52,6 +52,65 @@ TEST_F(ModelStoreTest, AModelOfTooManyWeightsIsRefusedBeforeAnyIsRead) {
   EXPECT_TRUE(model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).ok());
 }
 
+// --- Linears that cannot be read ---
+
+// One linear that is served, one that lost a tensor, and one that does not decode.
+class UnservedTest : public ModelStoreTest {
+ protected:
+  void SetUp() override {
+    ModelStoreTest::SetUp();
+    TestTensors tensors = Merge(AwqLinear("a.up", 64, 128, 32), AwqLinear("b.up", 64, 128, 32));
+    tensors = Merge(tensors, AwqLinear("c.experts.0.up", 64, 128, 32));
+    tensors.erase("b.up.qzeros");
+    tensors["c.experts.0.up.scales"].bytes.replace(0, 2, "\x01\x7e");  // NaN
+    directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  }
+  static void ExpectReason(const absl::Status& status, const std::string& says) {
+    EXPECT_EQ(status.code(), kInvalid) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+  }
+};
+
+TEST_F(UnservedTest, TheOthersAreServedAndEachHasItsReason) {
+  const auto model = store_->Load("m");
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->weights.size(), 1u);
+  EXPECT_EQ((*model)->unserved.size(), 2u);
+  EXPECT_EQ((*model)->ignored_tensors, 0);
+  EXPECT_EQ(device_->UsedBytes(), (*model)->device_bytes);
+  EXPECT_TRUE(store_->FindWeight("m", "a.up").ok());
+  ExpectReason(store_->FindWeight("m", "b.up").status(),
+               "\"b.up\" is not served: m: weight \"b.up\": tensor \"qzeros\" is missing");
+  ExpectReason(store_->FindWeight("m", "c.experts.0.up").status(), "\"scales\": got NaN");
+  ExpectReason(store_->FindStack("m", "c.experts.*.up").status(), "\"scales\": got NaN");
+  EXPECT_TRUE(absl::IsNotFound(store_->FindWeight("m", "d.up").status()));
+  const ModelStatus status = StatusOf("m");
+  EXPECT_EQ(status.state, ModelState::kReady);
+  EXPECT_THAT(status.message, HasSubstr("2 of 3 quantised weights are not served: "));
+  EXPECT_THAT(status.message, HasSubstr("\"qzeros\" is missing"));
+}
+
+TEST_F(UnservedTest, AllWeightsMayBeRequired) {
+  ExpectReason(store_->Load("m", /*require_all_weights=*/true).status(),
+               "all weights are required, and 2 quantised weights are not served");
+  EXPECT_EQ(device_->UsedBytes(), 0);
+  ASSERT_TRUE(store_->Load("m").ok());
+  store_->set_require_all_weights(true);
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_FALSE(store_->Reconcile("m").ok());
+  EXPECT_TRUE(store_->FindWeight("m", "a.up").ok()) << "the version before is served on";
+  WriteModel("m");
+  EXPECT_TRUE(store_->Load("m").ok());
+}
+
+TEST_F(UnservedTest, AModelWithoutAnyThatCanBeReadFails) {
+  TestTensors tensors = AwqLinear("b.up", 64, 128, 32);
+  tensors.erase("b.up.qzeros");
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  ExpectReason(store_->Load("m").status(), "tensor \"qzeros\" is missing");
+  EXPECT_EQ(StatusOf("m").state, ModelState::kFailed);
+}
+
 // Names on disk are any bytes, but messages about them are UTF-8.
 TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
   directory_.Write("m/caf\xe9.safetensors", "no checkpoint");
@@ -153,7 +212,9 @@ TEST_F(ModelStoreTest, AFileWrittenDuringALoadThoughItsModificationTimeIsPutBack
 }
 
 TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
-  // The second of two weights is bad, so every load has something to free.
+  // The second of two weights is bad, and is missed when the first is on its device: every load has
+  // something to free.
+  store_->set_before_serving([](const model::Model& model) { return model.CheckAllServed(); });
   TestTensors tensors = Merge(AwqLinear("a", 64, 128, 32), AwqLinear("b", 64, 128, 64));
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
   for (int i = 0; i < 100; ++i) {

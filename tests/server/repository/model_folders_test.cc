@@ -1,4 +1,4 @@
-// Which folder a name stands for: a plain one, one of a Hub cache, one beside the repository.
+// A name stands for a folder: a plain one, one of a Hub cache, or one beside the repository.
 #include "server/repository/model_folders.h"
 
 #include <gmock/gmock.h>
@@ -84,11 +84,13 @@ TEST_F(ModelFoldersTest, BlobsOutsideTheCacheAreNotFollowed) {
 TEST_F(ModelFoldersTest, ADownloadWithoutItsRevisionSaysHowToCompleteIt) {
   WriteHub("models--org--name");
   fs::remove(repository_ + "/models--org--name/refs/main");
+  fs::rename(repository_ + "/models--org--name/snapshots", directory_.At("snapshots"));
   const auto says = AllOf(HasSubstr("models--org--name/refs/main"),
                           HasSubstr("complete the download with: hf download org/name"));
   EXPECT_THAT(MessageOf(Folders(), "org--name", kNotFound), says);
   EXPECT_THAT(Folders().Warnings(), ElementsAre(says));
   EXPECT_THAT(*Folders().ListModels(), IsEmpty());
+  fs::rename(directory_.At("snapshots"), repository_ + "/models--org--name/snapshots");
   std::ofstream(repository_ + "/models--org--name/refs/main") << std::string(40, 'b');
   EXPECT_THAT(MessageOf(Folders(), "org--name", kNotFound),
               HasSubstr(absl::StrCat("snapshots/", std::string(40, 'b'), "/config.json")));
@@ -135,13 +137,70 @@ TEST_F(ModelFoldersTest, ANamedFolderMayBeOneOfAHubCache) {
   const auto found = ModelFolders("", {{"x", hub}}).Locate("x");
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(found->root->OpenFile(found->path + "/config.json").ok());
-  // Its blobs are outside of the snapshot.
-  const ModelFolders snapshot("", {{"x", absl::StrCat(hub, "/snapshots/", kHubHash)}});
-  EXPECT_THAT(MessageOf(snapshot, "x", kInvalid),
-              HasSubstr("give the folder models--ORG--NAME above it"));
   fs::remove_all(hub + "/snapshots");
   EXPECT_THAT(MessageOf(ModelFolders("", {{"x", hub}}), "x", kNotFound),
               HasSubstr(absl::StrCat("x/snapshots/", kHubHash, "/config.json")));
+}
+
+// As `hf download --revision` leaves it: no refs/main.
+TEST_F(ModelFoldersTest, ADownloadOfAnotherRevisionIsServed) {
+  WriteHub("models--org--name");
+  const std::string hub = repository_ + "/models--org--name";
+  fs::remove_all(hub + "/refs");
+  const auto found = Folders().Locate("org--name");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, absl::StrCat("models--org--name/snapshots/", kHubHash));
+  EXPECT_THAT(Folders().Warnings(), IsEmpty());
+  const auto named = ModelFolders("", {{"x", hub}}).Locate("x");
+  ASSERT_TRUE(named.ok()) << named.status();
+  fs::copy(hub + "/snapshots/" + kHubHash, hub + "/snapshots/" + std::string(40, 'e'),
+           fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  EXPECT_THAT(MessageOf(Folders(), "org--name", kInvalid),
+              HasSubstr("got 2 snapshots and no refs/main"));
+}
+
+TEST_F(ModelFoldersTest, ANamedFolderMayBeASnapshot) {
+  WriteHub("models--org--name");
+  const std::string hub = repository_ + "/models--org--name";
+  for (const char* end : {"", "/"}) {
+    const ModelFolders folders("", {{"x", absl::StrCat(hub, "/snapshots/", kHubHash, end)}});
+    const auto found = folders.Locate("x");
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->path, absl::StrCat("x/snapshots/", kHubHash));
+    EXPECT_TRUE(found->root->OpenFile(found->path + "/config.json").ok());
+  }
+  // A folder in it, as repositories of many GGUF files have.
+  fs::create_directory(hub + "/snapshots/" + kHubHash + "/Q4");
+  fs::create_symlink("../../../blobs", hub + "/snapshots/" + kHubHash + "/Q4/b");
+  fs::create_symlink("../config.json", hub + "/snapshots/" + kHubHash + "/Q4/config.json");
+  const ModelFolders inner("", {{"x", absl::StrCat(hub, "/snapshots/", kHubHash, "/Q4")}});
+  const auto found = inner.Locate("x");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, absl::StrCat("x/snapshots/", kHubHash, "/Q4"));
+  const std::string none = absl::StrCat(hub, "/snapshots/", std::string(40, 'b'));
+  EXPECT_THAT(MessageOf(ModelFolders("", {{"x", none}}), "x", kNotFound),
+              HasSubstr("/config.json"));
+}
+
+TEST_F(ModelFoldersTest, ANamedFileOfGgufIsAModelWithItsOtherParts) {
+  directory_.Write("elsewhere/a.gguf", "GGUF");
+  directory_.Write("elsewhere/b-00001-of-00002.gguf", "GGUF");
+  directory_.Write("elsewhere/b-00002-of-00002.gguf", "GGUF");
+  const ModelFolders folders("", {{"x", directory_.At("elsewhere/a.gguf")},
+                                  {"y", directory_.At("elsewhere/b-00001-of-00002.gguf")},
+                                  {"z", directory_.At("elsewhere/b-00002-of-00002.gguf")},
+                                  {"none", directory_.At("elsewhere/none.gguf")}});
+  const auto one = folders.Locate("x");
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->path, "x/a.gguf");
+  const auto parts = folders.Locate("y");
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->path, "y/b-00001-of-00002.gguf");
+  EXPECT_TRUE(parts->root->OpenFile("y/b-00002-of-00002.gguf").ok());
+  EXPECT_THAT(MessageOf(folders, "z", kNotFound),
+              HasSubstr("is a part of the model \"z/b-00001-of-00002.gguf\""));
+  EXPECT_THAT(MessageOf(folders, "none", kNotFound), HasSubstr("none/none.gguf"));
+  EXPECT_THAT(folders.Inspect("y").files, HasSubstr("b-00002-of-00002.gguf"));
 }
 
 TEST_F(ModelFoldersTest, ANamedHubFolderWithABadRevisionSaysSo) {
@@ -166,20 +225,46 @@ TEST_F(ModelFoldersTest, ANameThatStandsForTwoFoldersIsRefusedNamingBoth) {
   EXPECT_THAT(*named.ListModels(), Contains(Pair("x", ::testing::Not(absl::OkStatus()))));
 }
 
-TEST_F(ModelFoldersTest, ARepositoryThatIsAModelIsOneWarning) {
+TEST_F(ModelFoldersTest, ARepositoryThatIsAModelIsAnError) {
+  EXPECT_EQ(Folders().CheckRepository(true), absl::OkStatus());
+  const auto says = AllOf(HasSubstr("is itself a model: give the folder above it"),
+                          HasSubstr("--model NAME=" + repository_));
   directory_.Write("repository/config.json", "{}");
-  directory_.Write("repository/1_Pooling/pooling.json", "{}");
-  EXPECT_THAT(Folders().Warnings(),
-              ElementsAre(AllOf(HasSubstr("is itself a model: give the folder above it"),
-                                HasSubstr("--model NAME=" + repository_))));
+  WriteModel("repository/1_Pooling");
+  const absl::Status status = Folders().CheckRepository(true);
+  EXPECT_EQ(status.code(), kInvalid);
+  EXPECT_THAT(std::string(status.message()), says);
+  // A model of a Hub cache, instead of the cache.
+  WriteHub("models--org--name");
+  const std::string hub = repository_ + "/models--org--name";
+  EXPECT_THAT(std::string(ModelFolders(hub).CheckRepository(true).message()),
+              HasSubstr("is itself a model"));
+}
+
+TEST_F(ModelFoldersTest, ARepositoryWithoutAModelIsAnErrorUnlessItMayBeEmpty) {
+  directory_.Write("repository/lost+found/x", "");
+  const absl::Status status = Folders().CheckRepository(false);
+  EXPECT_EQ(status.code(), kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(repository_), HasSubstr("hf download"), HasSubstr("--model NAME=DIR"),
+                    HasSubstr("--watch_repository")));
+  EXPECT_EQ(Folders().CheckRepository(true), absl::OkStatus());
+  WriteModel("elsewhere/m");
+  EXPECT_EQ(Folders({{"x", directory_.At("elsewhere/m")}}).CheckRepository(false),
+            absl::OkStatus());
+  WriteModel("repository/m");
+  EXPECT_EQ(Folders().CheckRepository(false), absl::OkStatus());
 }
 
 TEST_F(ModelFoldersTest, FoldersThatAreNoModelsAreOneWarningEach) {
   WriteModel("repository/bad name");
   WriteModel("repository/.hidden");
   directory_.Write("repository/.git/HEAD", "");
+  fs::create_directory(repository_ + "/lost+found");
   directory_.Write("repository/org/name/config.json", "{}");
   directory_.Write("repository/notes.txt", "");
+  directory_.Write("repository/results/y.npy", "");
+  directory_.Write("repository/weights/model.safetensors", "");
   directory_.Write("repository/models--.x/refs/main", kHubHash);
   WriteModel("repository/good");
   EXPECT_THAT(Folders().Warnings(),
@@ -188,7 +273,21 @@ TEST_F(ModelFoldersTest, FoldersThatAreNoModelsAreOneWarningEach) {
                           AllOf(HasSubstr("folder \"models--.x\": no model can have the name"),
                                 HasSubstr("give it as --model NAME=DIR")),
                           AllOf(HasSubstr("folder \"org\": no config.json in it"),
-                                HasSubstr("--model NAME=DIR"))));
+                                HasSubstr("--model NAME=DIR")),
+                          HasSubstr("folder \"weights\": no config.json in it")));
+}
+
+// A load tells what a file without settings is; a list does not read it.
+TEST_F(ModelFoldersTest, AFileWithoutSettingsIsNamedByItsFamily) {
+  directory_.Write("repository/one.safetensors",
+                   awqd::testing::SafetensorsOf({{"l.up._weight_qdata", {"I8", {1, 2}, "ab"}}}));
+  bool seen = true;
+  const absl::Status status = Folders().Locate("one.safetensors", &seen).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a quantisation of PyTorch's torchao"));
+  EXPECT_FALSE(seen);
+  EXPECT_EQ(Folders().Locate("one.safetensors").status().code(), kNotFound);
+  EXPECT_THAT(*Folders().ListModels(), IsEmpty());
 }
 
 TEST_F(ModelFoldersTest, ManyWarningsAreCounted) {

@@ -1,4 +1,4 @@
-// What the model store serves, finds and lists: names, versions, memory.
+// The model store serves, finds and lists models: names, versions, memory.
 #include "server/repository/model_store.h"
 
 #include <gmock/gmock.h>

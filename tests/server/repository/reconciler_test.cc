@@ -1,4 +1,4 @@
-// What the watch does with folders that appear, change, go bad and go, at times that the test says.
+// The reconciler follows folders that appear, change, go bad and go, at times that the test says.
 #include "server/repository/reconciler.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "kernels/kernels.h"
 #include "server/obs/logging.h"
-#include "server/repository/idle_unloader.h"
+#include "server/repository/idle_models.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::repository {

@@ -1,6 +1,4 @@
-// Which models a server starts with, and what is said of those that cannot be loaded.
-#include "server/repository/startup_loads.h"
-
+// A server chooses and loads its models at start, and reports those that cannot be loaded.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "server/obs/logging.h"
+#include "server/repository/reconciler.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::repository {
@@ -44,7 +43,7 @@ class StartupLoadsTest : public ::testing::Test {
                                           device_.get());
     ::testing::internal::CaptureStderr();
     obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
-    auto names = ChooseModels(options_.load_models, *store_);
+    auto names = ChooseModels(options_.load_models, false, *store_);
     obs::FlushLog(absl::Seconds(20));
     log_ = ::testing::internal::GetCapturedStderr();
     return names;
@@ -89,15 +88,20 @@ TEST_F(StartupLoadsTest, NamesAreCheckedAtOnce) {
 }
 
 TEST_F(StartupLoadsTest, WarnsOfWhatIsNoModel) {
-  directory_.Write("repository/empty/readme", "");
-  directory_.Write("repository/config.json", "{}");
-  EXPECT_THAT(*Choose(), ElementsAre("a", "z"));
-  EXPECT_THAT(log_, HasSubstr("is itself a model"));
-  EXPECT_THAT(log_, Not(HasSubstr("folder \"empty\"")));
-  std::filesystem::remove(directory_.At("repository/config.json"));
+  std::filesystem::create_directory(directory_.At("repository/empty"));
   EXPECT_THAT(*Choose(), ElementsAre("a", "z"));
   EXPECT_THAT(log_, HasSubstr(" W "));
   EXPECT_THAT(log_, HasSubstr("folder \"empty\": no config.json in it"));
+}
+
+TEST_F(StartupLoadsTest, ARepositoryThatCannotServeIsAnError) {
+  directory_.Write("repository/config.json", "{}");
+  EXPECT_THAT(std::string(Choose().status().message()),
+              AllOf(HasSubstr("--model_repository: "), HasSubstr("is itself a model")));
+  std::filesystem::create_directory(directory_.At("nothing"));
+  options_.model_repository = directory_.At("nothing");
+  EXPECT_THAT(std::string(Choose().status().message()),
+              AllOf(HasSubstr("--model_repository: "), HasSubstr("put a model there")));
 }
 
 TEST_F(StartupLoadsTest, EveryFailureIsReportedAtOnceAndTheOthersLoad) {

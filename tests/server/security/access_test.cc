@@ -19,27 +19,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct Shown final : Credentials {
-  std::vector<std::string> authorizations, names;
+Credentials Token(const std::string& token) { return {.authorizations = {"Bearer " + token}}; }
 
-  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
-    for (const std::string& value : authorizations) each(value);
-  }
-  void CertificateNames(absl::FunctionRef<void(absl::string_view)> each) const override {
-    for (const std::string& name : names) each(name);
-  }
-};
-
-Shown Token(const std::string& token) {
-  Shown shown;
-  shown.authorizations = {"Bearer " + token};
-  return shown;
-}
-
-Shown Certificate(std::vector<std::string> names) {
-  Shown shown;
-  shown.names = std::move(names);
-  return shown;
+Credentials Certificate(std::vector<std::string> names) {
+  return {.certificate_names = std::move(names)};
 }
 
 std::string Line(const std::string& name, const std::string& roles, const std::string& token) {
@@ -71,10 +54,10 @@ class AccessTest : public testing::Test {
     ASSERT_TRUE(access.ok()) << access.status();
     access_ = *std::move(access);
   }
-  absl::StatusCode Code(Need need, const Shown& shown) const {
+  absl::StatusCode Code(Need need, const Credentials& shown) const {
     return access_->Admit("p.S/M", need, shown).status().code();
   }
-  std::string Message(Need need, const Shown& shown) const {
+  std::string Message(Need need, const Credentials& shown) const {
     return std::string(access_->Admit("p.S/M", need, shown).status().message());
   }
 
@@ -102,13 +85,12 @@ TEST_F(AccessTest, ARoleOpensItsMethodsAndNoOthers) {
 
 TEST_F(AccessTest, NobodyGetsInWithoutBeingKnown) {
   Start();
-  Shown two = Token("i-token");
+  Credentials two = Token("i-token");
   two.authorizations.push_back("Bearer r-token");
-  Shown basic, empty;
-  basic.authorizations = {"Basic aTppLXRva2Vu"};
-  empty.authorizations = {""};
-  const std::pair<Shown, std::string> strangers[] = {
-      {Shown(), "got none"},
+  const Credentials basic = {.authorizations = {"Basic aTppLXRva2Vu"}};
+  const Credentials empty = {.authorizations = {""}};
+  const std::pair<Credentials, std::string> strangers[] = {
+      {Credentials(), "got none"},
       {Token("hunter2"), "got an unknown token"},
       {Token(""), "not a Bearer token"},
       {Token("i-token "), "an unknown token"},
@@ -131,9 +113,9 @@ TEST_F(AccessTest, NobodyGetsInWithoutBeingKnown) {
 
 TEST_F(AccessTest, MessagesNameTheRole) {
   Start();
-  EXPECT_THAT(Message(Need::kInfer, Shown()), HasSubstr("an identity with the role infer"));
-  EXPECT_THAT(Message(Need::kModelControl, Shown()), HasSubstr("with the role admin"));
-  EXPECT_THAT(Message(Need::kIdentity, Shown()), Not(HasSubstr("role")));
+  EXPECT_THAT(Message(Need::kInfer, Credentials()), HasSubstr("an identity with the role infer"));
+  EXPECT_THAT(Message(Need::kModelControl, Credentials()), HasSubstr("with the role admin"));
+  EXPECT_THAT(Message(Need::kIdentity, Credentials()), Not(HasSubstr("role")));
   EXPECT_EQ(Message(Need::kModelControl, Token("i-token")),
             "p.S/M: needs the role admin; \"ian\" has infer");
   EXPECT_EQ(Message(Need::kInfer, Token("a-token")),
@@ -147,8 +129,8 @@ TEST_F(AccessTest, ACertificateIsAnIdentityToo) {
       (*access_->Admit("p.S/M", Need::kRead, Certificate({"cn:else", "uri:spiffe://x/uma"})))->name,
       "uma");
   EXPECT_EQ(Code(Need::kRead, Certificate({"cn:carl"})), absl::StatusCode::kPermissionDenied);
-  Shown both = Token("r-token");
-  both.names = {"cn:carl"};
+  Credentials both = Token("r-token");
+  both.certificate_names = {"cn:carl"};
   EXPECT_EQ((*access_->Admit("p.S/M", Need::kRead, both))->name, "rita") << "the token decides";
   both.authorizations = {"Bearer wrong"};
   EXPECT_EQ(Code(Need::kInfer, both), absl::StatusCode::kUnauthenticated);
@@ -156,15 +138,13 @@ TEST_F(AccessTest, ACertificateIsAnIdentityToo) {
 
 TEST_F(AccessTest, TheSchemeIsWrittenInEitherCase) {
   Start();
-  Shown shown;
-  shown.authorizations = {"bearer i-token"};
-  EXPECT_EQ(Code(Need::kInfer, shown), absl::StatusCode::kOk);
+  EXPECT_EQ(Code(Need::kInfer, {.authorizations = {"bearer i-token"}}), absl::StatusCode::kOk);
 }
 
 TEST_F(AccessTest, HealthMayBeClosed) {
   options_.open_health = false;
   Start();
-  EXPECT_EQ(Code(Need::kHealth, Shown()), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(Code(Need::kHealth, Credentials()), absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(Code(Need::kHealth, Token("m-token")), absl::StatusCode::kOk);
 }
 
@@ -178,7 +158,7 @@ TEST_F(AccessTest, ModelControl) {
   options_.model_control = ModelControl::kAny;
   Start();
   EXPECT_EQ(Code(Need::kModelControl, Token("i-token")), absl::StatusCode::kOk);
-  EXPECT_EQ(Code(Need::kModelControl, Shown()), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(Code(Need::kModelControl, Credentials()), absl::StatusCode::kUnauthenticated);
 }
 
 TEST_F(AccessTest, WithoutIdentitiesAllIsOpenButModelControl) {
@@ -188,7 +168,7 @@ TEST_F(AccessTest, WithoutIdentitiesAllIsOpenButModelControl) {
     access_ = std::make_unique<Access>(options);
     for (const Need need : kNeeds) {
       const bool denied = need == Need::kModelControl && control == ModelControl::kNone;
-      EXPECT_EQ(Code(need, Shown()),
+      EXPECT_EQ(Code(need, Credentials()),
                 denied ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kOk);
     }
     EXPECT_EQ(*access_->Admit("p.S/M", Need::kInfer, Token("any")), nullptr);

@@ -1,10 +1,9 @@
 // SHA-256 against the standard's own examples.
-#include "server/security/secrets.h"
-
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/security/identities.h"
 
 namespace awqd::security {
 namespace {

@@ -2,6 +2,7 @@
 #include "server/security/tls_files.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/certificates.h"
@@ -47,6 +48,17 @@ TEST_F(TlsFilesTest, TakesWhatFits) {
 TEST_F(TlsFilesTest, AnExpiredCertificateIsTaken) {
   const CertifiedKey old = ca_.Issue({.common_name = "server", .valid_until_s = -60});
   EXPECT_TRUE(CheckTls(options_, {old.certificate, old.key}).ok());
+}
+
+TEST_F(TlsFilesTest, KnowsTheFirstExpiryOfAChain) {
+  const auto left = [&](const std::string& certificates) {
+    const auto files = CheckTls(options_, {certificates, server_.key});
+    EXPECT_TRUE(files.ok()) << files.status();
+    return absl::ToInt64Minutes(files->expiry - absl::Now() + absl::Seconds(30));
+  };
+  EXPECT_EQ(left(server_.certificate), 60);
+  const CertifiedKey sooner = ca_.Issue({.common_name = "intermediate", .valid_until_s = 1800});
+  EXPECT_EQ(left(server_.certificate + sooner.certificate), 30);
 }
 
 TEST_F(TlsFilesTest, NamesTheFileThatIsWrong) {

@@ -16,6 +16,7 @@
 namespace awqd::security {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -109,6 +110,26 @@ TEST_F(WatchedFilesTest, WhatIsBadOrGoneChangesNothing) {
   MutexLock lock(&mu_);
   EXPECT_EQ(applied_, 2);
   EXPECT_EQ(refused_, 1) << "once, however often it was looked at";
+}
+
+TEST_F(WatchedFilesTest, ARequestedReloadAppliesWhatIsThereAndLogsIt) {
+  EXPECT_EQ(WatchedFiles::RequestReload(), 0);
+  ASSERT_TRUE(Start({Write("a", "1"), Write("b", "2")}).ok());
+  const auto applied = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return applied_ == 2; };
+  EXPECT_FALSE(applied());
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(WatchedFiles::RequestReload(), 2);
+  EXPECT_TRUE(Eventually(applied)) << "unchanged as they are";
+  Write("a", "bad");
+  EXPECT_TRUE(Eventually([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return refused_ == 1; }));
+  WatchedFiles::RequestReload();
+  EXPECT_TRUE(Eventually([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return refused_ == 2; }));
+  watched_.reset();
+  obs::FlushLog(absl::Seconds(20));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("reloaded files on SIGHUP files="),
+                    HasSubstr("kept the previous contents of files that SIGHUP asked to reload")));
+  EXPECT_EQ(WatchedFiles::RequestReload(), 0);
 }
 
 TEST_F(WatchedFilesTest, DoesNotStartOnWhatCannotBeRead) {

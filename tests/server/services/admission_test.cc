@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "tests/server/method_outcomes.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
 
@@ -11,7 +12,6 @@ namespace awqd::services {
 namespace {
 
 using transport::Admission;
-using transport::MethodCalls;
 
 constexpr char kCheck[] = "grpc.health.v1.Health/Check";
 // This call ends when the client ends it.
@@ -21,10 +21,11 @@ constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
 
 class EveryMethodTest : public RpcTest {
  protected:
-  std::map<std::string, MethodCalls> Counted() const {
-    std::map<std::string, MethodCalls> by_method;
-    for (MethodCalls& calls : server_->admission()->Calls())
+  std::map<std::string, obs::MethodStats> Counted() const {
+    std::map<std::string, obs::MethodStats> by_method;
+    for (obs::MethodStats& calls : server_->admission()->Calls()) {
       by_method[calls.method] = std::move(calls);
+    }
     return by_method;
   }
 
@@ -41,15 +42,15 @@ class EveryMethodTest : public RpcTest {
   // Makes one call of `method`, and checks that it alone is counted, with the outcome that the
   // client saw.
   void CallIsCounted(const std::string& method, const std::string& as) {
-    const std::map<std::string, MethodCalls> before = Counted();
+    const std::map<std::string, obs::MethodStats> before = Counted();
     ASSERT_TRUE(before.contains(as)) << as << " is not in the table of methods";
     const grpc::StatusCode code = Call(method).error_code();
-    ASSERT_TRUE(Eventually([&] { return Counted()[as].total() > before.at(as).total(); }))
+    ASSERT_TRUE(Eventually([&] { return EndedCalls(Counted()[as]) > EndedCalls(before.at(as)); }))
         << method << " did not pass admission";
     for (auto& [name, calls] : Counted()) {
-      std::array<int64_t, MethodCalls::kOutcomes> expected = before.at(name).outcomes;
+      Outcomes expected = OutcomesOf(before.at(name));
       if (name == as) ++expected[code];
-      EXPECT_EQ(calls.outcomes, expected) << name << " after a call of " << method;
+      EXPECT_EQ(OutcomesOf(calls), expected) << name << " after a call of " << method;
     }
   }
 };

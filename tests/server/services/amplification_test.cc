@@ -52,7 +52,7 @@ class AmplificationTest : public OipTest {
     options->in_flight_bytes = kLimit;
     options->stream_in_flight = 64;
     options->orca = true;
-    options->shared_memory = {.prefix = prefix_, .max_open = 4};
+    options->shared_memory = {.prefixes = {prefix_}, .max_open = 4};
   }
   // Writes a model of 900 weights with long paths, and folders that cannot be loaded, each with a
   // reason.
@@ -97,15 +97,17 @@ class AmplificationTest : public OipTest {
   bool Settled() {
     int64_t last = 0;
     int same = 0;
-    return Eventually([&] {
-      const int64_t held = Held();
-      same = std::abs(held - last) < (16 << 10) ? same + 1 : 0;
-      last = held;
-      return same == 20;
-    });
+    return Eventually(
+        [&] {
+          const int64_t held = Held();
+          same = std::abs(held - last) < (16 << 10) ? same + 1 : 0;
+          last = held;
+          return same == 20;
+        },
+        absl::Minutes(2));
   }
   int64_t Started(const std::string& method) {
-    for (const transport::MethodCalls& calls : server_->admission()->Calls()) {
+    for (const obs::MethodStats& calls : server_->admission()->Calls()) {
       if (calls.method == method) return calls.started;
     }
     return -1;
@@ -243,6 +245,9 @@ class AmplificationTest : public OipTest {
         {oip + "SystemSharedMemoryStatus", {{{""}}}},
         {oip + "SystemSharedMemoryRegister", {{{Bytes(region)}}}},
         {oip + "SystemSharedMemoryUnregister", {{{Bytes(no_region)}}}},
+        {oip + "CudaSharedMemoryStatus", {{{""}}}},
+        {oip + "CudaSharedMemoryRegister", {{{""}}}},
+        {oip + "CudaSharedMemoryUnregister", {{{""}}}},
         {oip + "TraceSetting", {{{""}}}},
         {oip + "LogSettings", {{{""}}}},
         {"grpc.health.v1.Health/Check", {{{""}}}},

@@ -10,7 +10,7 @@ using oip::Region, oip::Regions;
 using ::testing::HasSubstr;
 
 TEST(RegionsTest, EachOwnerHasItsOwn) {
-  Regions regions;
+  Regions regions(nullptr);
   ASSERT_TRUE(regions.Register("ann", {"r", "key-a", 0, 10}).ok());
   ASSERT_TRUE(regions.Register("bob", {"r", "key-b", 0, 20}).ok());
   EXPECT_EQ(regions.Register("ann", {"r", "key-c", 0, 10}).code(),
@@ -28,7 +28,7 @@ TEST(RegionsTest, EachOwnerHasItsOwn) {
 }
 
 TEST(RegionsTest, AreBounded) {
-  Regions regions;
+  Regions regions(nullptr);
   for (size_t i = 0; i < Regions::kMaxRegions; ++i) {
     ASSERT_TRUE(regions.Register("ann", {std::to_string(i), "key", 0, 1}).ok());
   }
@@ -43,7 +43,7 @@ TEST(RegionsTest, AreBounded) {
 }
 
 TEST(RegionsTest, ARangeLiesWithinItsRegion) {
-  Regions regions;
+  Regions regions(nullptr);
   ASSERT_TRUE(regions.Register("", {"r", "key", 100, 50}).ok());
   const auto resolve = [&](int64_t offset, int64_t size, v1::SharedMemory* range) {
     range->set_name("r");
@@ -62,9 +62,33 @@ TEST(RegionsTest, ARangeLiesWithinItsRegion) {
   EXPECT_TRUE(resolve(50, 0, &range).ok());
 }
 
+// A client that died does not unregister its regions.
+TEST(RegionsTest, ThoseWhoseObjectIsGoneAreDropped) {
+  const std::string prefix = "awqd-regions-" + std::to_string(getpid()) + "-";
+  const auto memory = *SharedMemory::Create({.prefixes = {prefix}});
+  Regions regions(memory.get());
+  SharedObject dead(prefix + "dead", "d"), alive(prefix + "alive", "a");
+  const auto region = [&](const std::string& name, const std::string& key) {
+    return Region{name, key, 0, 1, memory->Identify(key)};
+  };
+  ASSERT_TRUE(regions.Register("", region("r", dead.name())).ok());
+  ASSERT_TRUE(regions.Register("", region("s", alive.name())).ok());
+  EXPECT_EQ(regions.Register("", region("r", alive.name())).code(),
+            absl::StatusCode::kAlreadyExists);
+  dead.Unlink();
+  EXPECT_EQ(regions.List("", "r").status().code(), absl::StatusCode::kNotFound);
+  ASSERT_EQ(regions.List("", "")->size(), 1u);
+  EXPECT_TRUE(regions.Register("", region("r", alive.name())).ok()) << "the name is free again";
+  // The next client makes an object of the same name.
+  alive.Unlink();
+  const SharedObject next(alive.name(), "n");
+  EXPECT_TRUE(regions.Register("", region("s", next.name())).ok());
+  EXPECT_EQ(regions.List("", "")->size(), 1u);
+}
+
 class OipSharedMemoryTest : public OipTest {
  protected:
-  void Configure(Options* options) override { options->shared_memory = {.prefix = prefix_}; }
+  void Configure(Options* options) override { options->shared_memory = {.prefixes = {prefix_}}; }
 
   grpc::Status Register(const std::string& key, uint64_t offset, uint64_t size) {
     inference::SystemSharedMemoryRegisterRequest request;
@@ -144,17 +168,46 @@ TEST_F(OipSharedMemoryTest, WhatCannotWorkIsRefused) {
 }
 
 TEST_F(OipTest, SharedMemoryIsOffByDefault) {
+  // Clients that do not use it list and unregister regions as well.
   inference::SystemSharedMemoryStatusResponse status;
-  EXPECT_EQ(
+  EXPECT_TRUE(
       Call(&Stub::SystemSharedMemoryStatus, inference::SystemSharedMemoryStatusRequest(), &status)
-          .error_code(),
-      grpc::StatusCode::UNIMPLEMENTED);
+          .ok());
+  inference::SystemSharedMemoryUnregisterResponse unregistered;
+  EXPECT_TRUE(Call(&Stub::SystemSharedMemoryUnregister,
+                   inference::SystemSharedMemoryUnregisterRequest(), &unregistered)
+                  .ok());
+  inference::SystemSharedMemoryRegisterResponse registered;
+  EXPECT_EQ(Call(&Stub::SystemSharedMemoryRegister, inference::SystemSharedMemoryRegisterRequest(),
+                 &registered)
+                .error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
   inference::ModelInferRequest request = GoodInfer();
   request.clear_raw_input_contents();
   (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
   (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_byte_size"].set_int64_param(
       512);
   ExpectRefused(request, "without --shared_memory_prefix", grpc::StatusCode::UNIMPLEMENTED);
+}
+
+// Triton's examples begin with these calls, whatever memory they use then.
+TEST_F(OipTest, CudaSharedMemoryHasNoRegions) {
+  inference::CudaSharedMemoryStatusRequest request;
+  inference::CudaSharedMemoryStatusResponse status;
+  EXPECT_TRUE(Call(&Stub::CudaSharedMemoryStatus, request, &status).ok());
+  EXPECT_TRUE(status.regions().empty());
+  request.set_name("r");
+  EXPECT_EQ(Call(&Stub::CudaSharedMemoryStatus, request, &status).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  inference::CudaSharedMemoryUnregisterResponse unregistered;
+  EXPECT_TRUE(Call(&Stub::CudaSharedMemoryUnregister,
+                   inference::CudaSharedMemoryUnregisterRequest(), &unregistered)
+                  .ok());
+  inference::CudaSharedMemoryRegisterResponse registered;
+  const grpc::Status refused = Call(&Stub::CudaSharedMemoryRegister,
+                                    inference::CudaSharedMemoryRegisterRequest(), &registered);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("use system shared memory"));
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "server/services/oip/repository.h"
+#include "server/services/oip/models.h"
 #include "tests/server/services/oip_fixture.h"
 
 namespace awqd::services {

@@ -1,11 +1,12 @@
 // ORCA's reports: their contents, who gets them and when, and when they end.
+#include "server/services/orca.h"
+
 #include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "server/services/orca/service.h"
 #include "tests/server/obs/snapshots.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
@@ -22,11 +23,11 @@ constexpr char kMethod[] = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetric
 // Everything() before any call.
 obs::Snapshot Nothing() {
   obs::Snapshot out = obs::Everything();
-  for (obs::HistogramData& durations : out.methods[0].durations_ns) {
+  for (HistogramData& durations : out.methods[0].durations_ns) {
     durations = obs::Durations({});
   }
   obs::DeviceStats& device = out.devices[0];
-  device.batch_tokens = device.batch_requests = obs::Histogram(obs::kCountBounds).data();
+  device.batch_tokens = device.batch_requests = Histogram(kCountBounds).data();
   device.compute_ns = device.queue_ns = obs::Durations({});
   return out;
 }
@@ -116,7 +117,7 @@ class OrcaTest : public RpcTest {
  protected:
   void Configure(Options* options) override {
     options->orca = true;
-    options->transport.max_concurrent_streams = 2 * Service::kMaxOpen;
+    options->transport.max_concurrent_streams = 2 * kMaxOpen;
   }
 
   static std::string Every(int64_t seconds, int32_t nanos = 0) {
@@ -153,9 +154,9 @@ TEST_F(OrcaTest, AStreamReportsWhatIsAskedOfTheServer) {
   const absl::Time start = absl::Now();
   const auto stream = Open(Every(0, 1));
   const Report first = ReadFrom(stream.get());
-  EXPECT_GE(absl::Now() - start, Service::kShortest);
+  EXPECT_GE(absl::Now() - start, kShortest);
   const Report second = ReadFrom(stream.get());
-  EXPECT_GE(absl::Now() - start, 2 * Service::kShortest);
+  EXPECT_GE(absl::Now() - start, 2 * kShortest);
   stop_ = true;
   caller.join();
   for (const Report& report : {first, second}) {
@@ -199,17 +200,16 @@ TEST_F(OrcaTest, AStreamEndsWithTheServer) {
 
 TEST_F(OrcaTest, StreamsAreBounded) {
   std::vector<std::unique_ptr<RawStream>> streams;
-  for (int i = 0; i < Service::kMaxOpen; ++i) streams.push_back(Open(""));
+  for (int i = 0; i < kMaxOpen; ++i) streams.push_back(Open(""));
   ReadFrom(streams.back().get());
-  ASSERT_TRUE(
-      Eventually([&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen; }));
+  ASSERT_TRUE(Eventually([&] { return server_->admission()->drain()->in_flight() == kMaxOpen; }));
   const grpc::Status status = RawCall(channel_, kMethod, "");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("got one more stream, expected at most 1024"));
   streams.front()->Cancel();
   streams.front()->Finish();
-  ASSERT_TRUE(Eventually(
-      [&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen - 1; }));
+  ASSERT_TRUE(
+      Eventually([&] { return server_->admission()->drain()->in_flight() == kMaxOpen - 1; }));
   ReadFrom(Open("").get());
 }
 

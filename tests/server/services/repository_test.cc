@@ -1,6 +1,10 @@
 // ModelRepository and ServerInfo.
 #include <atomic>
+#include <fstream>
 #include <future>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/server/services/rpc_fixture.h"
@@ -151,6 +155,49 @@ TEST_F(LargePagesTest, AnAnswerHasAThousandWeightsAtMost) {
     EXPECT_EQ(page.weights_size(), 1000);
     EXPECT_FALSE(page.next_page_token().empty());
   }
+}
+
+// A page of each kind, and the same in the answer to a load.
+TEST_F(RepositoryTest, NamesTheWeightsThatAreNotServed) {
+  WriteTinyModel(root_ / "tiny", {{"l.down", 16}, {"l.up", 16}});
+  std::ifstream stream(root_ / "tiny/model.safetensors", std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(stream), {}};
+  const std::string name = "l.up.qzeros";
+  file.replace(file.find(name), name.size(), "l.up.qzeroz");
+  std::ofstream(root_ / "tiny/model.safetensors", std::ios::binary) << file;
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext load_context;
+  ASSERT_TRUE(repository_->LoadModel(&load_context, load, &loaded).ok());
+  EXPECT_EQ(loaded.model().weights(), 1);
+  EXPECT_EQ(loaded.model().unserved_weights(), 1);
+  EXPECT_THAT(loaded.model().message(), HasSubstr("1 of 2 quantised weights are not served"));
+  ASSERT_EQ(loaded.unserved_size(), 1);
+  EXPECT_EQ(loaded.unserved(0).path(), "l.up");
+  EXPECT_EQ(loaded.unserved(0).code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(loaded.unserved(0).reason(),
+              HasSubstr("tensor \"l.up.qzeroz\": format awq has no such"));
+
+  std::vector<std::string> pages;
+  v1::GetModelRequest request;
+  request.set_name("tiny");
+  request.set_page_size(1);
+  do {
+    grpc::ClientContext context;
+    v1::GetModelResponse page;
+    ASSERT_TRUE(repository_->GetModel(&context, request, &page).ok());
+    for (const auto& weight : page.weights()) pages.push_back(weight.path());
+    for (const auto& weight : page.unserved()) pages.push_back("not " + weight.path());
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_THAT(pages, ::testing::ElementsAre("l.down", "not l.up"));
+
+  load.set_require_all_weights(true);
+  grpc::ClientContext again;
+  const grpc::Status status = repository_->LoadModel(&again, load, &loaded);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("all weights are required"));
 }
 
 TEST_F(RepositoryTest, DescribesStacks) {

@@ -22,6 +22,7 @@
 #include "server/services/rpc_server.h"
 #include "tests/server/requests.h"
 #include "tests/server/services/fake_engine.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd::services {
 
@@ -94,15 +95,6 @@ class RpcTest : public testing::Test {
 
   virtual void Configure(Options*) {}
   virtual grpc::ChannelArguments ChannelArguments() { return {}; }  // of channel_
-
-  // Polls a condition that has no event to wait for.
-  static bool Eventually(const std::function<bool()>& condition) {
-    for (int i = 0; i < 2000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
-  }
 
   static void Deadline(grpc::ClientContext* context, int ms = 10000) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(ms));

@@ -13,7 +13,7 @@ constexpr int64_t kInFlight = 8 << 20;
 class SharedMemoryRpcTest : public RpcTest {
  protected:
   void Configure(Options* options) override {
-    options->shared_memory = {.prefix = prefix_, .max_open = 4};
+    options->shared_memory = {.prefixes = {prefix_}, .max_open = 4};
     options->in_flight_bytes = kInFlight;
   }
 

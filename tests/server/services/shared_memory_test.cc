@@ -3,6 +3,8 @@
 #include "server/services/shared_memory.h"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -20,27 +23,31 @@
 namespace awqd::services {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
+using ::testing::StartsWith;
 using Access = SharedMemory::Access;
 
-constexpr absl::string_view kUnusable =
-    "x: got a range that cannot be used, expected one within a regular shared-memory object that "
-    "the server may open";
+constexpr absl::string_view kUnusable = "x: got a range that cannot be used: ";
+constexpr absl::string_view kNotThere =
+    "the object does not exist, or the server's user ";  // may not open it
+constexpr absl::string_view kNotRegular = "it is not a regular file";
 
 class SharedMemoryTest : public testing::Test {
  protected:
-  SharedMemoryTest() : memory_(*SharedMemory::Create({.prefix = prefix_, .max_open = 3})) {}
+  SharedMemoryTest() : memory_(*SharedMemory::Create({.prefixes = {prefix_}, .max_open = 3})) {}
 
   absl::Status Open(const v1::SharedMemory& range, Access access = Access::kRead) {
     return memory_->Open(range, access, "x").status();
   }
-  // Both ways of opening refuse the range with the same text.
-  void ExpectUnusable(const v1::SharedMemory& range) {
+  // Both ways of opening refuse the range, with this reason.
+  void ExpectUnusable(const v1::SharedMemory& range, absl::string_view reason) {
     for (Access access : {Access::kRead, Access::kWrite}) {
       const absl::Status status = Open(range, access);
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-      EXPECT_EQ(status.message(), kUnusable);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(StartsWith(absl::StrCat(kUnusable, reason)),
+                        HasSubstr("expected one within a regular shared-memory object")));
     }
     EXPECT_EQ(memory_->open_ranges(), 0);
   }
@@ -74,11 +81,11 @@ TEST_F(SharedMemoryTest, OffByDefaultAndSaysWhichFlag) {
 }
 
 TEST_F(SharedMemoryTest, PrefixesArePlain) {
-  for (const char* good : {"", "awqd-", "a", "A.b_c-0"}) {
+  for (const char* good : {"awqd-", "a", "A.b_c-0"}) {
     EXPECT_TRUE(CheckSharedMemoryPrefix(good).ok()) << good;
   }
   for (const std::string& bad :
-       {std::string("/"), std::string("../x"), std::string(".x"), std::string("a/b"),
+       {std::string(), std::string("/"), std::string("../x"), std::string(".x"), std::string("a/b"),
         std::string("a b"), std::string("a\0b", 3), std::string(65, 'a')}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckSharedMemoryPrefix(bad))) << bad;
   }
@@ -121,37 +128,86 @@ TEST_F(SharedMemoryTest, RangesEndWithinTheObject) {
   EXPECT_TRUE(Open(object_.Range(0, 100)).ok());
   EXPECT_TRUE(Open(object_.Range(100, 0)).ok());
   EXPECT_TRUE(Open(object_.Range(99, 1)).ok());
-  ExpectUnusable(object_.Range(0, 101));
-  ExpectUnusable(object_.Range(100, 1));
-  ExpectUnusable(object_.Range(101, 0));
-  ExpectUnusable(object_.Range(LLONG_MAX - 1, 1));
+  ExpectUnusable(object_.Range(0, 101), "the object has 100 bytes and ends before byte 101");
+  ExpectUnusable(object_.Range(100, 1), "the object has 100 bytes");
+  ExpectUnusable(object_.Range(101, 0), "the object has 100 bytes");
+  ExpectUnusable(object_.Range(LLONG_MAX - 1, 1), "the object has 100 bytes");
 }
 
-// The error does not depend on the existence, owner or kind of the object.
-TEST_F(SharedMemoryTest, TellsNothingAboutTheFileSystem) {
+// The owner of an object learns what is wrong with it. Nobody learns whether an object exists that
+// the server may not open.
+TEST_F(SharedMemoryTest, TellsTheReason) {
   v1::SharedMemory range = object_.Range(0, 1);
   range.set_name(prefix_ + "absent");
-  ExpectUnusable(range);
+  ExpectUnusable(range, kNotThere);
   const std::string path = "/dev/shm/" + prefix_ + "other";
   range.set_name(prefix_ + "other");
   ASSERT_EQ(symlink(object_.path().c_str(), path.c_str()), 0);
-  ExpectUnusable(range);
+  ExpectUnusable(range, kNotRegular);
   std::filesystem::remove(path);
   ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
-  ExpectUnusable(range);
+  ExpectUnusable(range, kNotRegular);
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  ExpectUnusable(range);  // and opening does not wait for a writer
+  ExpectUnusable(range, kNotRegular);  // and opening does not wait for a writer
   std::filesystem::remove(path);
   ASSERT_EQ(link(object_.path().c_str(), path.c_str()), 0);
-  ExpectUnusable(range);
-  ExpectUnusable(object_.Range(0, 1));  // under either name
+  ExpectUnusable(range, "the object has several names");
+  ExpectUnusable(object_.Range(0, 1), "the object has several names");
   std::filesystem::remove(path);
   EXPECT_TRUE(Open(object_.Range(0, 1)).ok());
   if (geteuid() != 0) {
     ASSERT_EQ(chmod(object_.path().c_str(), 0), 0);
-    ExpectUnusable(object_.Range(0, 1));
+    ExpectUnusable(object_.Range(0, 1), kNotThere);
   }
+}
+
+TEST_F(SharedMemoryTest, AllowsSeveralPrefixesAndNamesOfTensors) {
+  const auto memory = *SharedMemory::Create({.prefixes = {"a-", "b-"}});
+  EXPECT_EQ(memory->prefix(), "a-");
+  const auto open = [&](const std::string& name) {
+    v1::SharedMemory range;
+    range.set_name(name);
+    return std::string(memory->Open(range, Access::kRead, "x").status().message());
+  };
+  // perf_analyzer makes the last ones.
+  for (const char* name : {"a-1", "b-1", "y", "x_0_0", "bias_12_3", "router_weights_0_0"}) {
+    EXPECT_THAT(open(name), HasSubstr(kNotThere)) << name;
+  }
+  for (const char* name :
+       {"c-1", "a", "z", "x", "x_", "x_0", "x_0_", "x_a_0", "x_0_0_0", "_0_0", "y_0_0", "ids"}) {
+    EXPECT_THAT(open(name), HasSubstr("x.name: got a name that is not allowed")) << name;
+  }
+  EXPECT_THAT(open("c-1"), HasSubstr("\"a-\" or \"b-\""));
+}
+
+TEST_F(SharedMemoryTest, IdentifiesAnObject) {
+  const auto before = memory_->Identify(object_.name());
+  EXPECT_TRUE(before.has_value());
+  object_.Unlink();
+  EXPECT_EQ(memory_->Identify(object_.name()), std::nullopt);
+  const SharedObject other(object_.name(), "b");
+  EXPECT_NE(memory_->Identify(object_.name()), before);
+}
+
+// On a thread of its own, which sees a /dev/shm of one page.
+TEST_F(SharedMemoryTest, AFullFileSystemIsResourceExhausted) {
+  absl::Status status;
+  bool mounted = false;
+  std::thread([&] {
+    mounted = unshare(CLONE_NEWNS) == 0 &&
+              mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+              mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=4096") == 0;
+    if (!mounted) return;
+    SharedObject object(prefix_ + "small", "a");
+    object.Truncate(3 * 4096);
+    const auto memory = *SharedMemory::Create({.prefixes = {prefix_}});
+    const auto range = memory->Open(object.Range(0, 3 * 4096), Access::kWrite, "x");
+    status = range.ok() ? range->Write(std::string(3 * 4096, 'b')) : range.status();
+  }).join();
+  if (!mounted) GTEST_SKIP() << "mounting needs privileges";
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), StartsWith("x: /dev/shm has no room for an answer"));
 }
 
 TEST_F(SharedMemoryTest, DoesNotWaitForALease) {
@@ -162,7 +218,7 @@ TEST_F(SharedMemoryTest, DoesNotWaitForALease) {
   ASSERT_GE(held, 0);
   const auto ignored = signal(SIGIO, SIG_IGN);  // the signal by which the kernel asks for the lease
   ASSERT_EQ(fcntl(held, F_SETLEASE, F_WRLCK), 0) << strerror(errno);
-  ExpectUnusable(range);
+  ExpectUnusable(range, "another process has a lease on it");
   EXPECT_EQ(fcntl(held, F_SETLEASE, F_UNLCK), 0);
   EXPECT_TRUE(Open(range).ok());
   close(held);
@@ -175,9 +231,10 @@ TEST_F(SharedMemoryTest, AnObjectCutShortWhileItIsReadIsAnErrorAndNoSignal) {
   ASSERT_TRUE(range.ok());
   object_.Truncate(50);
   std::string bytes(100, '\0');
-  EXPECT_EQ(range->Read(bytes.data()).message(), kUnusable);
+  const std::string shorter = absl::StrCat(kUnusable, "the object became shorter");
+  EXPECT_THAT(std::string(range->Read(bytes.data()).message()), StartsWith(shorter));
   object_.Truncate(0);
-  EXPECT_EQ(range->Read(bytes.data()).message(), kUnusable);
+  EXPECT_THAT(std::string(range->Read(bytes.data()).message()), StartsWith(shorter));
   object_.Truncate(100);
   EXPECT_TRUE(range->Read(bytes.data()).ok());
   EXPECT_EQ(bytes, std::string(100, '\0'));

@@ -17,6 +17,7 @@
 #include "server/obs/origin.h"
 #include "server/transport/listening.h"
 #include "server/transport/open_connections.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd::transport {
 namespace {
@@ -24,14 +25,6 @@ namespace {
 const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 // Settings with one parameter of six bytes.
 const std::string kSettings = std::string("\0\0\6\4\0\0\0\0\0", 9) + std::string("\0\3\0\0\0\1", 6);
-
-bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 2000; ++i) {
-    if (condition()) return true;
-    absl::SleepFor(absl::Milliseconds(5));
-  }
-  return false;
-}
 
 void ConnectTo(int port, const UniqueFd& socket) {
   sockaddr_in address = {};
@@ -59,6 +52,15 @@ class Client {
     char byte = 0;
     return poll(&poll_fd, 1, within_ms) == 1 && recv(fd_.get(), &byte, 1, 0) <= 0;
   }
+  // Until the other end closes.
+  std::string Receive() const {
+    std::string all;
+    char bytes[256];
+    for (ssize_t got = 0; (got = recv(fd_.get(), bytes, sizeof(bytes), 0)) > 0;) {
+      all.append(bytes, static_cast<size_t>(got));
+    }
+    return all;
+  }
   void Close() { fd_.Reset(); }
 
  private:
@@ -67,12 +69,12 @@ class Client {
 
 class AcceptorTest : public testing::Test {
  protected:
-  void Start(const Acceptor::Limits& limits) {
+  void Start(const Acceptor::Limits& limits, bool tls = false) {
     absl::StatusOr<ListenSockets> listening = ListenOnPort("127.0.0.1:0", absl::Seconds(20));
     ASSERT_TRUE(listening.ok()) << listening.status();
     port_ = listening->port;
     acceptor_ = std::make_unique<Acceptor>(limits);
-    acceptor_->AddListener(std::move(listening->sockets.front()), [this](int, int fd) {
+    acceptor_->AddListener(std::move(listening->sockets.front()), tls, [this](int, int fd) {
       MutexLock lock(&mu_);
       taken_.emplace_back(fd);
     });
@@ -119,7 +121,7 @@ TEST_F(AcceptorTest, HandsOverOnceTheSettingsAreThere) {
   char bytes[64];
   MutexLock lock(&mu_);
   EXPECT_EQ(recv(taken_.back().get(), bytes, sizeof(bytes), 0), ssize_t(hello.size()));
-  EXPECT_EQ(acceptor_->open(), 4);
+  EXPECT_EQ(acceptor_->open()->Count(), 4);
 }
 
 TEST_F(AcceptorTest, HandsOverWhatIsNoHttp2) {
@@ -130,6 +132,30 @@ TEST_F(AcceptorTest, HandsOverWhatIsNoHttp2) {
   other_frame.Send(kPreface + std::string("\0\0\6\1\0\0\0\0\0", 9));
   long_frame.Send(kPreface + std::string("\1\0\0\4\0\0\0\0\0", 9));
   EXPECT_TRUE(Eventually([&] { return taken() == 4; }));
+}
+
+TEST_F(AcceptorTest, CountsTlsOnAPortThatSpeaksPlaintext) {
+  Start({});
+  const Client tls(port_), http2(port_);
+  tls.Send("\x16\x03\x01");
+  http2.Send(kPreface + kSettings);
+  EXPECT_TRUE(Eventually([&] { return taken() == 2; })) << "gRPC's answer tells what it is";
+  EXPECT_EQ(acceptor_->counts().tls, 1);
+  EXPECT_EQ(acceptor_->counts().plaintext, 0);
+}
+
+TEST_F(AcceptorTest, ClosesPlaintextOnAPortThatSpeaksTls) {
+  Start({}, /*tls=*/true);
+  const Client tls(port_), http2(port_), http1(port_);
+  tls.Send("\x16\x03\x01");
+  http2.Send(kPreface + kSettings);
+  http1.Send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_TRUE(http2.IsClosed());
+  EXPECT_THAT(http1.Receive(), testing::EndsWith("\r\n\r\nThis port speaks TLS.\n"));
+  EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
+  EXPECT_EQ(acceptor_->counts().plaintext, 2);
+  EXPECT_EQ(acceptor_->counts().tls, 0);
+  EXPECT_EQ(acceptor_->open()->Count(), 1);
 }
 
 TEST_F(AcceptorTest, ClosesThoseThatSayNothingInTime) {
@@ -143,17 +169,17 @@ TEST_F(AcceptorTest, ClosesThoseThatSayNothingInTime) {
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(99));
   EXPECT_EQ(acceptor_->counts().silent, 2);
   EXPECT_EQ(taken(), 1u);
-  EXPECT_EQ(acceptor_->open(), 1);
+  EXPECT_EQ(acceptor_->open()->Count(), 1);
 }
 
 TEST_F(AcceptorTest, ForgetsThoseThatGoAwaySilently) {
   Start({});
   Client gone(port_), half(port_);
   half.Send(kPreface);
-  ASSERT_TRUE(Eventually([&] { return acceptor_->open() == 2; }));
+  ASSERT_TRUE(Eventually([&] { return acceptor_->open()->Count() == 2; }));
   gone.Close();
   half.Close();
-  EXPECT_TRUE(Eventually([&] { return acceptor_->open() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return acceptor_->open()->Count() == 0; }));
   EXPECT_EQ(taken(), 0u);
 }
 
@@ -200,9 +226,9 @@ TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
     const FewerFiles none_left(3);
     for (const UniqueFd& socket : sockets) ConnectTo(port_, socket);
     EXPECT_TRUE(Eventually([&] { return acceptor_->counts().pauses >= 2; }));
-    EXPECT_EQ(acceptor_->open(), 0);
+    EXPECT_EQ(acceptor_->open()->Count(), 0);
   }
-  EXPECT_TRUE(Eventually([&] { return acceptor_->open() == 4; }));
+  EXPECT_TRUE(Eventually([&] { return acceptor_->open()->Count() == 4; }));
   const Client after(port_);
   after.Send(kPreface + kSettings);
   EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
@@ -234,11 +260,11 @@ TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
   Start({});
   const Client silent(port_), fine(port_);
   fine.Send(kPreface + kSettings);
-  ASSERT_TRUE(Eventually([&] { return taken() == 1 && acceptor_->open() == 2; }));
+  ASSERT_TRUE(Eventually([&] { return taken() == 1 && acceptor_->open()->Count() == 2; }));
   acceptor_->Stop();
   EXPECT_TRUE(silent.IsClosed());
-  EXPECT_EQ(acceptor_->open(), 1);
-  acceptor_->EndAll();
+  EXPECT_EQ(acceptor_->open()->Count(), 1);
+  acceptor_->open()->EndAll();
   EXPECT_TRUE(fine.IsClosed());
 }
 
@@ -248,9 +274,9 @@ TEST_F(AcceptorTest, CutsOnePeer) {
   one.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_FALSE(acceptor_->ResetPeer(name + "0"));
-  EXPECT_FALSE(acceptor_->ResetPeer("unix:"));
-  EXPECT_TRUE(acceptor_->ResetPeer(name));
+  EXPECT_FALSE(acceptor_->open()->ResetPeer(name + "0"));
+  EXPECT_FALSE(acceptor_->open()->ResetPeer("unix:"));
+  EXPECT_TRUE(acceptor_->open()->ResetPeer(name));
   EXPECT_TRUE(one.IsClosed());
   EXPECT_FALSE(other.IsClosed(0));
 }
@@ -374,13 +400,13 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   client.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_EQ(acceptor_->IdleTime(name + "0"), absl::InfiniteDuration());
-  EXPECT_EQ(acceptor_->IdleTime("unix:"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->open()->IdleTime(name + "0"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->open()->IdleTime("unix:"), absl::InfiniteDuration());
   absl::SleepFor(absl::Milliseconds(150));  // still
-  EXPECT_GE(acceptor_->IdleTime(name), absl::Milliseconds(100));
+  EXPECT_GE(acceptor_->open()->IdleTime(name), absl::Milliseconds(100));
   const absl::Time sent = absl::Now();
   client.Send("x");
-  const absl::Duration still = acceptor_->IdleTime(name);
+  const absl::Duration still = acceptor_->open()->IdleTime(name);
   EXPECT_LE(still, absl::Now() - sent + absl::Milliseconds(20));  // the kernel counts in its ticks
   const std::string much(1 << 20, 'y');
   {
@@ -390,7 +416,7 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
     }
   }
   absl::SleepFor(absl::Milliseconds(150));  // nothing moves, and yet something is on the way
-  EXPECT_EQ(acceptor_->IdleTime(name), absl::ZeroDuration()) << "the client does not read";
+  EXPECT_EQ(acceptor_->open()->IdleTime(name), absl::ZeroDuration()) << "the client does not read";
 }
 
 TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {
@@ -434,7 +460,7 @@ TEST(ListenSocket, SaysWhyAnAddressCannotBeListenedOn) {
   EXPECT_THAT(std::string(ListenOnPort("::1:0", absl::Seconds(20)).status().message()),
               testing::HasSubstr("brackets"));
   EXPECT_FALSE(ListenOnPort("no.such.host.invalid:0", absl::Seconds(20)).ok());
-  EXPECT_FALSE(ListenOnPath("/nonexistent/a.sock").ok());
+  EXPECT_FALSE(ListenOnPath("/nonexistent/a.sock", 0600).ok());
 }
 
 TEST(ListenSocket, EveryInterfaceMeansBothFamilies) {

@@ -16,7 +16,7 @@ using testing::HasSubstr;
 // SHA-256 of "abc".
 constexpr char kLine[] =
     "ian infer sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\n"
-    // Of the empty text, which no caller can send.
+    // This one is of the empty text, which no caller can send.
     "rita read sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n";
 
 class AccessTest : public LoopTest {
@@ -37,8 +37,8 @@ class AccessTest : public LoopTest {
     return stub_->QuantizedMatmul(&context, {}, &response);
   }
   int64_t Counted(grpc::StatusCode code) const {
-    for (const MethodCalls& calls : admission_.Calls()) {
-      if (calls.method == kUnary) return calls.outcomes[code];
+    for (const obs::MethodStats& calls : admission_.Calls()) {
+      if (calls.method == kUnary) return calls.durations_ns[code].total();
     }
     return -1;
   }

@@ -1,7 +1,6 @@
 // Limits of one connection: calls in flight, and answers that nobody reads.
-#include <grpcpp/generic/generic_stub.h>
-
 #include "gmock/gmock.h"
+#include "tests/server/raw_call.h"
 #include "tests/server/small_windows.h"
 #include "tests/server/transport/loop_fixture.h"
 
@@ -55,17 +54,18 @@ class CrowdTest : public LoopTest {
     call->Answer(EmptyMessage());
     return true;
   }
+  // A channel with a connection of its own.
+  std::shared_ptr<grpc::Channel> NewConnection() const {
+    grpc::ChannelArguments apart;
+    apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), apart);
+  }
   grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, int limit_ms) {
     const auto stub = v1::QuantizedInference::NewStub(channel);
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(limit_ms));
     v1::QuantizedMatmulResponse response;
     return stub->QuantizedMatmul(&context, {}, &response);
-  }
-  grpc::Status CallAlways() {
-    grpc::ClientContext context;
-    v1::DequantizeResponse response;
-    return stub_->Dequantize(&context, {}, &response);
   }
 
   std::vector<std::string> cut_;  // filled by the refused call; there is one at a time
@@ -106,9 +106,7 @@ TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
   Start();
   for (int i = 0; i < kMost; ++i) Begin();
   ASSERT_TRUE(Eventually([&] { return held() == kMost; }));
-  grpc::ChannelArguments apart;
-  apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const auto other = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), apart);
+  const auto other = NewConnection();
   EXPECT_TRUE(Eventually([&] {
     EXPECT_EQ(CallOn(other, 300).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
     return held() > kMost;
@@ -132,9 +130,7 @@ TEST_P(PeerCrowdTest, ConnectionsOfOnePeerShareItsCalls) {
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(refused.error_message(), HasSubstr("left to the others of its peer"));
   }
-  grpc::ChannelArguments apart;
-  apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const auto other = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), apart);
+  const auto other = NewConnection();
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(CallOn(other, 300).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED)
         << "it is let in, its neighbours notwithstanding";
@@ -152,47 +148,12 @@ class SlowClientTest : public LoopTest {
   SlowClientTest() : LoopTest({.write_timeout = kTimeout}) {}
   grpc::ChannelArguments ChannelArguments() override { return SmallWindows(); }
 
-  // A call that reads nothing: flow control admits 64 KiB of its answer.
-  class Unread {
-   public:
-    Unread(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
-        : stub_(channel), call_(stub_.PrepareCall(&context_, "/" + method, &queue_)) {
-      call_->StartCall(&queue_);
-      Next();
-      call_->WriteLast(EmptyMessage(), {}, &queue_);
-      Next();
-    }
-    // Called after the server gave up: gRPC returns the status of a call once all that arrived was
-    // read.
-    grpc::Status Finish() {
-      grpc::ByteBuffer message;
-      call_->Read(&message, &queue_);
-      EXPECT_FALSE(Next()) << "a part of a message is none";
-      grpc::Status status;
-      call_->Finish(&status, &queue_);
-      Next();
-      return status;
-    }
-    ~Unread() {
-      context_.TryCancel();
-      queue_.Shutdown();
-      void* tag = nullptr;
-      for (bool ok = false; queue_.Next(&tag, &ok);) {
-      }
-    }
-
-   private:
-    bool Next() {
-      void* tag = nullptr;
-      bool ok = false;
-      return queue_.Next(&tag, &ok) && ok;
-    }
-
-    grpc::GenericStub stub_;
-    grpc::ClientContext context_;
-    grpc::CompletionQueue queue_;
-    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  };
+  // A call whose answer is not read: flow control admits 64 KiB of it.
+  std::unique_ptr<RawStream> StartUnread(const std::string& method) {
+    auto call = std::make_unique<RawStream>(channel_, "/" + method);
+    EXPECT_TRUE(call->Write("") && call->WritesDone());
+    return call;
+  }
 
   const grpc::Slice slice_{std::string(3 << 20, 'y')};
   const grpc::ByteBuffer large_{&slice_, 1};
@@ -210,7 +171,7 @@ TEST_P(SlowClientTest, AnAnswerThatIsNotTakenEndsItsCall) {
   };
   Start();
   const absl::Time begin = absl::Now();
-  Unread unread(channel_, kUnary);
+  const auto unread = StartUnread(kUnary);
   ASSERT_TRUE(Eventually([&] { return answered.load(); }));
   EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
   EXPECT_GE(absl::Now() - begin, kTimeout);
@@ -226,10 +187,13 @@ TEST_P(SlowClientTest, AMessageThatIsNotTakenEndsItsStream) {
     call->StartWrite(large_);
   };
   Start();
-  Unread unread(channel_, kWrite);
+  const auto unread = StartUnread(kWrite);
   EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
   EXPECT_EQ(recorder.failed_writes, 1);
-  EXPECT_EQ(unread.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  // gRPC returns the status of a call once all that arrived was read.
+  std::string message;
+  EXPECT_FALSE(unread->Read(&message)) << "a part of a message is none";
+  EXPECT_EQ(unread->Finish().error_code(), grpc::StatusCode::CANCELLED);
   Stop();
 }
 

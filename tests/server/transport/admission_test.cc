@@ -1,9 +1,9 @@
 // Admission: each kind of call passes it, and what it counts of a call that has ended.
 #include "server/transport/admission.h"
 
-#include <grpcpp/generic/generic_stub.h>
-
 #include "gmock/gmock.h"
+#include "tests/server/method_outcomes.h"
+#include "tests/server/raw_call.h"
 #include "tests/server/transport/loop_fixture.h"
 
 namespace awqd::transport {
@@ -14,9 +14,9 @@ using testing::HasSubstr;
 
 class AdmissionTest : public LoopTest {
  protected:
-  // What was counted of `method`.
-  MethodCalls Of(absl::string_view method) const {
-    for (MethodCalls& calls : admission_.Calls()) {
+  // The counts of `method`.
+  obs::MethodStats Of(absl::string_view method) const {
+    for (obs::MethodStats& calls : admission_.Calls()) {
       if (calls.method == method) return std::move(calls);
     }
     ADD_FAILURE() << method << " is not in the table";
@@ -25,20 +25,7 @@ class AdmissionTest : public LoopTest {
 
   // One message of `bytes` to a method of any kind, and how the call ends.
   grpc::Status Send(const std::string& method, size_t bytes) {
-    grpc::GenericStub stub(channel_);
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    const grpc::Slice slice(std::string(bytes, 'x'));
-    const grpc::ByteBuffer request(&slice, 1);
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    const auto call = stub.PrepareUnaryCall(&context, "/" + method, request, &queue);
-    call->StartCall();
-    call->Finish(&response, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return status;
+    return RawCall(channel_, "/" + method, std::string(bytes, 'x'));
   }
 };
 
@@ -47,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, testing::Values(1, 4));
 TEST_P(AdmissionTest, KnowsEveryMethodFromItsOwnTable) {
   Start();
   std::vector<std::string> methods;
-  for (const MethodCalls& calls : admission_.Calls()) methods.push_back(calls.method);
+  for (const obs::MethodStats& calls : admission_.Calls()) methods.push_back(calls.method);
   EXPECT_THAT(methods, ElementsAre(Admission::kUnknownMethod, kUnary, kStream, kWrite, kAlways));
   EXPECT_THAT(admission_.Services(), ElementsAre("awqd.v1.QuantizedInference"));
 }
@@ -66,7 +53,7 @@ TEST_P(AdmissionTest, AHandlerMeetsCallsOfItsMethodFromAPeer) {
   };
   Start();
   EXPECT_TRUE(Call().ok());
-  EXPECT_TRUE(Send(kAlways, 0).ok());
+  EXPECT_TRUE(CallAlways().ok());
   MutexLock lock(&mu);
   EXPECT_THAT(methods, ElementsAre(kUnary, kAlways));
 }
@@ -77,30 +64,51 @@ TEST_P(AdmissionTest, CountsByMethodAndOutcomeOnce) {
     code == grpc::StatusCode::OK ? call->Answer(EmptyMessage()) : call->Finish({code, "no"});
   };
   Start();
-  for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+  for (int i = 0; i < obs::MethodStats::kCodes; ++i) {
     code = static_cast<grpc::StatusCode>(i);
     for (int times = 0; times <= i; ++times) EXPECT_EQ(Call().error_code(), code);
   }
-  const MethodCalls calls = Of(kUnary);
-  for (int i = 0; i < MethodCalls::kOutcomes; ++i) EXPECT_EQ(calls.outcomes[i], i + 1) << i;
-  EXPECT_EQ(calls.total(), 17 * 18 / 2);
-  EXPECT_EQ(Of(kAlways).total(), 0);
+  const obs::MethodStats calls = Of(kUnary);
+  for (int i = 0; i < obs::MethodStats::kCodes; ++i) EXPECT_EQ(OutcomesOf(calls)[i], i + 1) << i;
+  EXPECT_EQ(EndedCalls(calls), 17 * 18 / 2);
+  EXPECT_EQ(EndedCalls(Of(kAlways)), 0);
+}
+
+// Only calls of a method that queues work for a device ask whether the devices are busy.
+TEST_P(AdmissionTest, ABusyServerRejectsCallsUnreadByTheirDeadline) {
+  unary_ = [](UnaryCall* call) { call->Answer(EmptyMessage()); };
+  std::atomic<bool> busy{false};
+  admission_.SetBusyCheck([&](absl::Time deadline) {
+    return busy && deadline < absl::Now() + absl::Minutes(1)
+               ? absl::ResourceExhaustedError("too much to do")
+               : absl::OkStatus();
+  });
+  Start();
+  busy = true;
+  EXPECT_TRUE(Send(kUnary, 1 << 20).ok());
+  admission_.RejectWhileBusy(kUnary);
+  const grpc::Status rejected = Send(kUnary, 1 << 20);
+  EXPECT_EQ(rejected.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(rejected.error_message(), "too much to do");
+  EXPECT_EQ(Of(kUnary).received_bytes.sum, int64_t{1} << 20);
+  EXPECT_TRUE(Call().ok());  // without a deadline
+  EXPECT_TRUE(CallAlways().ok());
 }
 
 TEST_P(AdmissionTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
   unary_ = [](UnaryCall* call) { call->Finish({grpc::StatusCode::DO_NOT_USE, ""}); };
   Start();
   EXPECT_FALSE(Call().ok());
-  EXPECT_EQ(Of(kUnary).outcomes[grpc::StatusCode::UNKNOWN], 1);
-  EXPECT_EQ(Of(kUnary).total(), 1);
+  EXPECT_EQ(OutcomesOf(Of(kUnary))[grpc::StatusCode::UNKNOWN], 1);
+  EXPECT_EQ(EndedCalls(Of(kUnary)), 1);
 }
 
 TEST_P(AdmissionTest, AHandlerThatThrowsIsCounted) {
   unary_ = [](UnaryCall*) { throw std::bad_alloc(); };
   Start();
   EXPECT_FALSE(Call().ok());
-  EXPECT_EQ(Of(kUnary).outcomes[grpc::StatusCode::RESOURCE_EXHAUSTED], 1);
-  EXPECT_EQ(Of(kUnary).total(), 1);
+  EXPECT_EQ(OutcomesOf(Of(kUnary))[grpc::StatusCode::RESOURCE_EXHAUSTED], 1);
+  EXPECT_EQ(EndedCalls(Of(kUnary)), 1);
 }
 
 TEST_P(AdmissionTest, CountsTheBytesOfMessagesAndTheTimeInside) {
@@ -130,13 +138,13 @@ TEST_P(AdmissionTest, CountsTheBytesOfMessagesAndTheTimeInside) {
   Start();
   for (const char* method : {kUnary, kWrite, kStream}) {
     EXPECT_TRUE(Send(method, 50000).ok()) << method;
-    const MethodCalls calls = Of(method);
-    EXPECT_EQ(calls.outcomes[grpc::StatusCode::OK], 1) << method;
-    EXPECT_EQ(calls.received_bytes, 50000) << method;
-    EXPECT_EQ(calls.sent_bytes, 70) << method;
-    EXPECT_GT(calls.time, absl::ZeroDuration()) << method;
+    const obs::MethodStats calls = Of(method);
+    EXPECT_EQ(OutcomesOf(calls)[grpc::StatusCode::OK], 1) << method;
+    EXPECT_EQ(calls.received_bytes.sum, 50000) << method;
+    EXPECT_EQ(calls.sent_bytes.sum, 70) << method;
+    EXPECT_GT(calls.durations_ns[grpc::StatusCode::OK].sum, 0) << method;
   }
-  EXPECT_GE(Of(kUnary).time, absl::Milliseconds(2));
+  EXPECT_GE(Of(kUnary).durations_ns[grpc::StatusCode::OK].sum, 2'000'000);
   ASSERT_TRUE(Eventually([&] { return writer.dones == 1 && reader.dones == 1; }));
   Stop();
 }
@@ -149,7 +157,7 @@ TEST_P(AdmissionTest, UnknownMethodsPassItUnderOneName) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr(std::string("method: got \"/") + method + "\""));
   }
-  EXPECT_EQ(Of(Admission::kUnknownMethod).outcomes[grpc::StatusCode::UNIMPLEMENTED], 4);
+  EXPECT_EQ(OutcomesOf(Of(Admission::kUnknownMethod))[grpc::StatusCode::UNIMPLEMENTED], 4);
   EXPECT_EQ(admission_.Calls().size(), 5u) << "names from the wire take no memory";
 }
 
@@ -191,10 +199,10 @@ TEST_P(AdmissionTest, ADrainRejectsEveryKindOfCallBeforeItsHandler) {
   EXPECT_EQ(handled, 1);
   for (const absl::string_view method : {absl::string_view(kUnary), absl::string_view(kStream),
                                          absl::string_view(kWrite), Admission::kUnknownMethod}) {
-    EXPECT_EQ(Of(method).outcomes[grpc::StatusCode::UNAVAILABLE], 2) << method;
-    EXPECT_EQ(Of(method).total(), 2) << method;
+    EXPECT_EQ(OutcomesOf(Of(method))[grpc::StatusCode::UNAVAILABLE], 2) << method;
+    EXPECT_EQ(EndedCalls(Of(method)), 2) << method;
   }
-  EXPECT_EQ(Of(kAlways).outcomes[grpc::StatusCode::OK], 2);
+  EXPECT_EQ(OutcomesOf(Of(kAlways))[grpc::StatusCode::OK], 2);
   EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
 }
 
@@ -210,7 +218,7 @@ TEST_P(AdmissionTest, ACallIsInFlightFromItsArrivalToItsEnd) {
   std::thread caller([&] { EXPECT_TRUE(Call().ok()); });
   ASSERT_TRUE(Eventually([&] { return taken.load() != nullptr; }));
   EXPECT_EQ(admission_.drain()->in_flight(), 1);
-  EXPECT_EQ(Of(kUnary).total(), 0) << "it has no outcome yet";
+  EXPECT_EQ(EndedCalls(Of(kUnary)), 0) << "it has no outcome yet";
   taken.load()->Answer(EmptyMessage());
   caller.join();
   ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));

@@ -1,6 +1,4 @@
 // ByteBudget: limits, growth, and every way to release bytes.
-#include "server/transport/byte_budget.h"
-
 #include <memory>
 #include <optional>
 #include <thread>
@@ -8,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/transport/limits.h"
 
 namespace awqd::transport {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "server/transport/grpc_server.h"
+#include "server/transport/open_connections.h"
 
 namespace awqd::transport {
 namespace {
@@ -19,8 +19,8 @@ TEST(Drain, CountsCallsInFlight) {
   {
     Drain::InFlight one, two;
     EXPECT_EQ(drain.in_flight(), 0) << "nobody holds one";
-    one.Begin(&drain);
-    two.Begin(&drain);
+    one = drain.CountCall();
+    two = drain.CountCall();
     EXPECT_EQ(drain.in_flight(), 2);
   }
   EXPECT_EQ(drain.in_flight(), 0);
@@ -59,7 +59,7 @@ TEST(Drain, TellsListenersOnceAndOnlyThoseThatExist) {
   EXPECT_EQ(unheard, 0);
 }
 
-TEST(AllSent, SeesBytesThatThePeerDoesNotTake) {
+TEST(OpenConnections, SeesBytesThatThePeerDoesNotTake) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {.sin_family = AF_INET};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -70,18 +70,20 @@ TEST(AllSent, SeesBytesThatThePeerDoesNotTake) {
   const int out = socket(AF_INET, SOCK_STREAM, 0);
   ASSERT_EQ(connect(out, reinterpret_cast<sockaddr*>(&address), size), 0);
   const int in = accept(listener, nullptr, nullptr);
-  EXPECT_TRUE(AllSent());
+  OpenConnections open(10, 10);
+  open.Add(out, "127.0.0.1");
+  EXPECT_TRUE(open.AllSent());
   const std::string block(1 << 20, 'x');
   while (send(out, block.data(), block.size(), MSG_DONTWAIT) > 0) {
   }
-  EXPECT_FALSE(AllSent()) << "nobody reads";
+  EXPECT_FALSE(open.AllSent()) << "nobody reads";
   std::string taken(1 << 20, ' ');
-  for (int i = 0; i < 1000 && !AllSent(); ++i) {
+  for (int i = 0; i < 1000 && !open.AllSent(); ++i) {
     while (recv(in, taken.data(), taken.size(), MSG_DONTWAIT) > 0) {
     }
     usleep(1000);
   }
-  EXPECT_TRUE(AllSent());
+  EXPECT_TRUE(open.AllSent());
   for (const int fd : {in, out, listener}) close(fd);
 }
 

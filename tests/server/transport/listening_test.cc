@@ -1,4 +1,4 @@
-// Which addresses only this machine can reach.
+// Addresses that only this machine can reach, and others.
 #include "server/transport/listening.h"
 
 #include "gtest/gtest.h"

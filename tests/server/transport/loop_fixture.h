@@ -20,6 +20,7 @@
 #include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
 #include "server/wire/status.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd::transport {
 
@@ -76,9 +77,8 @@ class LoopTest : public testing::TestWithParam<int> {
                              [this](StreamCall* call) { stream_(call); });
     loop_->Serve<WriteCall>(kWrite, security::Need::kInfer, slots,
                             [this](WriteCall* call) { write_(call); });
-    loop_->Serve<UnaryCall>(
-        kAlways, security::Need::kHealth, slots, [this](UnaryCall* call) { unary_(call); },
-        WhileDraining::kServed);
+    loop_->Serve<UnaryCall>(kAlways, security::Need::kHealth, slots,
+                            [this](UnaryCall* call) { unary_(call); });
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
     loop_->Start();
@@ -101,18 +101,15 @@ class LoopTest : public testing::TestWithParam<int> {
   }
   void TearDown() override { Stop(); }
 
-  static bool Eventually(const std::function<bool()>& condition) {
-    for (int i = 0; i < 2000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
-  }
-
   grpc::Status Call() {
     grpc::ClientContext context;
     v1::QuantizedMatmulResponse response;
     return stub_->QuantizedMatmul(&context, {}, &response);
+  }
+  grpc::Status CallAlways() {
+    grpc::ClientContext context;
+    v1::DequantizeResponse response;
+    return stub_->Dequantize(&context, {}, &response);
   }
   // Each of `threads` threads makes `times` calls, which must be answered.
   void CallFromThreads(int threads, int times) {

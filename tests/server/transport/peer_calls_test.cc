@@ -22,8 +22,8 @@ class Connected {
 
   Place Call(bool asks_to_begin = true) {
     const auto name = [this] { return peer_; };
-    all_->CountArrival(share_.get(), name, now_);
-    places_.push_back(all_->Admit(share_.get(), asks_to_begin, name));
+    all_->CountArrival(connection_.get(), name, now_);
+    places_.push_back(all_->Admit(connection_.get(), asks_to_begin, name));
     return places_.back();
   }
   // Begins `count` calls; returns how many were allowed.
@@ -33,7 +33,7 @@ class Connected {
     return taken;
   }
   void End() {
-    for (const Place place : places_) share_->Release(place);
+    for (const Place place : places_) PeerCalls::Release(connection_.get(), place);
     places_.clear();
   }
   void SetTime(std::chrono::milliseconds time) {
@@ -43,7 +43,7 @@ class Connected {
  private:
   PeerCalls* all_;
   std::string peer_;
-  std::unique_ptr<PeerCalls::Share> share_ = std::make_unique<PeerCalls::Share>();
+  std::unique_ptr<Connection> connection_ = std::make_unique<Connection>();
   std::vector<Place> places_;
   std::chrono::steady_clock::time_point now_;
 };

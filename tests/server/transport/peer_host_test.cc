@@ -1,4 +1,4 @@
-// Which host a peer belongs to.
+// PeerHost: the host that a peer belongs to.
 #include "gtest/gtest.h"
 #include "server/obs/origin.h"
 

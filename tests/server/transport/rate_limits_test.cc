@@ -1,6 +1,4 @@
-// What one client may take, on a clock of the test's own.
-#include "server/transport/rate_limits.h"
-
+// The limits of one client, on a clock of the test's own.
 #include <thread>
 #include <vector>
 
@@ -8,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/retry_delay.h"
+#include "server/transport/limits.h"
 
 namespace awqd::transport {
 namespace {

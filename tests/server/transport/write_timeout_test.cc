@@ -6,17 +6,10 @@
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd::transport {
 namespace {
-
-bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 2000; ++i) {
-    if (condition()) return true;
-    absl::SleepFor(absl::Milliseconds(5));
-  }
-  return false;
-}
 
 TEST(WriteTimeout, CallsThoseThatAreLateOnceAndInOrder) {
   WriteTimeout timeout(absl::Milliseconds(50));

@@ -41,7 +41,7 @@ const std::string kFloats("\x22\x06\x0a\x04\x00\x00\x80\x3f", 8);
 // Parses, compares with the generated parser in several splits, and returns the payload.
 std::optional<std::string> CutOf(const std::string& bytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
-  MatmulMessage message;
+  ParsedRequest<v1::QuantizedMatmulRequest> message;
   const absl::string_view piece = bytes;
   EXPECT_TRUE(ParseProduct({&piece, 1}, &message));
   if (!message.cut) return std::nullopt;
@@ -106,7 +106,7 @@ TEST(MatmulWire, UnusualSpellingsMeanTheSame) {
 
 bool Parses(const std::string& bytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
-  MatmulMessage message;
+  ParsedRequest<v1::QuantizedMatmulRequest> message;
   const absl::string_view piece = bytes;
   return ParseProduct({&piece, 1}, &message);
 }
@@ -122,7 +122,7 @@ TEST(MatmulWire, GroupsAreRefusedWhereTheParserWouldMeetThem) {
     v1::QuantizedMatmulRequest request;
     EXPECT_TRUE(request.ParseFromString(bytes)) << testing::PrintToString(bytes);
     const absl::string_view piece = bytes;
-    EXPECT_FALSE(ParseWhole({&piece, 1}, &request));
+    EXPECT_FALSE(ScanFields({&piece, 1}, *request.GetDescriptor()).passes);
   }
   // Bytes that are not parsed as fields.
   EXPECT_TRUE(Parses(Activations(Raw(group)) + Bytes(8, group) + Bytes(100, group)));
@@ -228,7 +228,7 @@ TEST(MatmulWire, GarbageIsRefused) {
     for (uint32_t seed = 0; seed < 20; ++seed) {
       EXPECT_EQ(WireDifference(bytes, seed), "");
       const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
-      MatmulMessage message;
+      ParsedRequest<v1::QuantizedMatmulRequest> message;
       EXPECT_FALSE(ParseProduct(pieces, &message)) << testing::PrintToString(bytes);
     }
   }
@@ -304,7 +304,7 @@ TEST(MatmulWire, AgreesWithTheGeneratedParserOnRandomMessages) {
   for (uint32_t i = 0; i < 35000; ++i) {
     const std::string bytes = messages.Next();
     ASSERT_EQ(WireDifference(bytes, i), "") << i << ": " << testing::PrintToString(bytes);
-    MatmulMessage message;
+    ParsedRequest<v1::QuantizedMatmulRequest> message;
     const absl::string_view piece = bytes;
     if (!ParseProduct({&piece, 1}, &message)) continue;
     ++parsed;
@@ -313,6 +313,10 @@ TEST(MatmulWire, AgreesWithTheGeneratedParserOnRandomMessages) {
   EXPECT_GT(parsed, 20000);
   EXPECT_GT(cut, 2000);
   EXPECT_LT(parsed, 35000);
+}
+
+std::string PeekRequestId(Pieces pieces) {
+  return PeekString(pieces, v1::QuantizedMatmulRequest::kRequestIdFieldNumber, kMaxPeekedIdBytes);
 }
 
 TEST(MatmulWire, FindsTheIdOfAMessageThatIsNotParsed) {

@@ -46,12 +46,18 @@ struct Decoded {
   std::string payload;  // of the activations, in whichever field
 };
 
+template <typename Request>
+absl::Status ScanAndDecode(Pieces pieces, ParsedRequest<Request>* out, Echo* echo) {
+  return Decode(pieces, ScanFields(pieces, *ModelInferRequest::descriptor(), kRawInputs), out,
+                echo);
+}
+
 template <typename Request = v1::QuantizedMatmulRequest>
 Decoded<Request> DecodeOf(const ModelInferRequest& from, uint32_t seed = 3) {
   const std::string bytes = from.SerializeAsString();
   const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
   Decoded<Request> out;
-  out.status = Decode(pieces, &out.message, &out.echo);
+  out.status = ScanAndDecode(pieces, &out.message, &out.echo);
   if (out.message.cut) {
     out.payload.resize(out.message.cut->size);
     CopyRange(pieces, *out.message.cut, out.payload.data());
@@ -231,7 +237,7 @@ TEST(OipWire, OneOutputOrNone) {
   const auto decoded = DecodeOf(request);
   ASSERT_TRUE(decoded.status.ok()) << decoded.status;
   EXPECT_EQ(decoded.message.request.output_shared_memory().name(), "r");
-  EXPECT_EQ(decoded.echo.output.size, 32);
+  EXPECT_EQ(decoded.echo.output.size(), 32);
   parameters["binary_data"].set_bool_param(true);
   EXPECT_TRUE(DecodeOf(request).status.ok()) << "over HTTP it would mean something";
   parameters["classification"].set_int64_param(3);
@@ -263,8 +269,9 @@ TEST(OipWire, WrongBytesAreReadTheSameInAnyPieces) {
     if (!passes) continue;
     ParsedRequest<v1::QuantizedMatmulRequest> one, other;
     Echo echo_of_one, echo_of_other;
-    const absl::Status status = Decode({&whole, 1}, &one, &echo_of_one);
-    ASSERT_EQ(Decode(pieces, &other, &echo_of_other), status) << testing::PrintToString(spoilt);
+    const absl::Status status = ScanAndDecode({&whole, 1}, &one, &echo_of_one);
+    ASSERT_EQ(ScanAndDecode(pieces, &other, &echo_of_other), status)
+        << testing::PrintToString(spoilt);
     if (!status.ok()) {
       ++refused;
       continue;
@@ -316,7 +323,7 @@ TEST(OipWire, WhatIsNoMessageIsNone) {
   const absl::string_view piece = "\x0a\x05m";
   ParsedRequest<v1::QuantizedMatmulRequest> message;
   Echo echo;
-  EXPECT_THAT(std::string(Decode({&piece, 1}, &message, &echo).message()),
+  EXPECT_THAT(std::string(ScanAndDecode({&piece, 1}, &message, &echo).message()),
               HasSubstr("3 bytes that do not parse, expected a serialized "
                         "inference.ModelInferRequest"));
 }

@@ -14,6 +14,13 @@
 
 namespace awqd::wire {
 
+// ScanFields and ParseScanned. False when the bytes do not parse as a Request, or are refused.
+template <typename Request>
+bool ParseProduct(Pieces pieces, ParsedRequest<Request>* out) {
+  const FieldScan scan = ScanFields(pieces, *Request::descriptor(), kActivationsRaw);
+  return scan.passes && ParseScanned(pieces, scan, out);
+}
+
 // Splits `bytes` into pieces whose sizes come from `seed`: most are short, some empty, some long.
 inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t seed) {
   std::vector<absl::string_view> pieces;
@@ -115,9 +122,9 @@ inline std::string InferDifference(absl::string_view bytes, uint32_t seed) {
   const bool parses = expected.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
                       !IsRefused(bytes, *ModelInferRequest::descriptor(), &fields);
   const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
-  WireRanges cut;
-  if ((ScanFields(pieces, *ModelInferRequest::descriptor(), kRaw).passes &&
-       ParseCutting(pieces, kRaw, &got, &cut)) != parses) {
+  const FieldScan scan = ScanFields(pieces, *ModelInferRequest::descriptor(), kRaw);
+  const WireRanges& cut = scan.payloads;
+  if ((scan.passes && ParseScanned(pieces, scan, &got)) != parses) {
     return parses ? "refuses what is an infer request" : "accepts what is none, or refused";
   }
   if (!parses) return "";

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 import numpy as np
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 # What a call takes; it answers in kind.
 Array = TypeVar("Array", NDArray[Any], "torch.Tensor")
 AnyArray = Union[NDArray[Any], "torch.Tensor"]
+# An array, or numbers in lists that are nested as deep.
+Numbers = Union[AnyArray, Sequence[float], Sequence[Sequence[float]], Sequence[Sequence[Sequence[float]]]]
 # "fp16", "bf16", "fp32", "int8", "uint8", "int32", or a dtype of NumPy, ml_dtypes or PyTorch.
-DTypeLike = Any
+DTypeLike = Union[str, "np.dtype[Any]", type[object], "torch.dtype"]
 
 _NAMES = {
     "fp16": tensors.FP16, "float16": tensors.FP16, "half": tensors.FP16,
@@ -42,9 +45,14 @@ class Spec(NamedTuple):
     data: memoryview
 
 
-@functools.lru_cache(maxsize=256)
 def dtype_of(value: DTypeLike, field: str) -> Any:
     """The API's number of a dtype, however it is spelled."""
+    hashable: Any = value  # which type checkers do not know of every dtype
+    return _dtype_of(hashable, field)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of(value: Any, field: str) -> Any:
     name = value if isinstance(value, str) else str(value).removeprefix("torch.")
     if name.lower() not in _NAMES:
         try:
@@ -53,7 +61,7 @@ def dtype_of(value: DTypeLike, field: str) -> Any:
             pass
     number = _NAMES.get(name.lower())
     if number is None:
-        hint = {"float64": 'convert it: x.astype("float32")', "int64": 'convert it: ids.astype("int32")'}.get(name, "")
+        hint = {"float64": 'convert it: x.astype("float32")', "int64": 'convert it: x.astype("int32")'}.get(name, "")
         raise InvalidArgument(f"{field}: got {name}, expected fp16, bf16, fp32, int8, uint8 or int32", field=field,
                               hint=hint)
     return number
@@ -104,6 +112,34 @@ def spec_of(array: Any, field: str) -> Spec:
         raise InvalidArgument(f"{field}: got {type(array).__name__}, expected a NumPy array or a PyTorch tensor",
                               field=field)
     return Spec(number, shape, _bytes(np.ascontiguousarray(array)))
+
+
+def numbers(values: Any, field: str, kinds: str = "iuf") -> Any:
+    """Arrays as they are; lists of numbers of these kinds of NumPy's as an array: FP32, or integers if only those may be."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    floating = "f" in kinds
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in kinds:
+        raise InvalidArgument(f"{field}: got a list of something else, expected {'numbers' if floating else 'integers'}, "
+                              "in lists of equal lengths", field=field)
+    return array.astype(np.float32) if floating else array
+
+
+def ids_of(ids: Any, field: str) -> Spec:
+    """The INT32 numbers of experts, from integers of any size or lists of them."""
+    ids = numbers(ids, field, "iu")
+    integers = ids.detach().cpu().numpy() if is_torch(ids) and not ids.is_floating_point() else ids
+    if not isinstance(integers, np.ndarray) or integers.dtype.kind not in "iu" or integers.dtype == np.int32:
+        return spec_of(ids, field)
+    if integers.size and not -2**31 <= int(integers.min()) <= int(integers.max()) < 2**31:
+        raise InvalidArgument(f"{field}: got numbers from {integers.min()} to {integers.max()}, expected INT32", field=field)
+    return spec_of(integers.astype(np.int32), field)
 
 
 def array_of(number: Any, shape: tuple[int, ...], data: Any, torch_wanted: bool, field: str) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, Union
+from typing import Any, Generic, Literal, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from awqd import _arrays, _descriptors, _errors, _shared_memory, _stream, _wire
-from awqd._arrays import AnyArray, Array, DTypeLike, Spec
+from awqd._arrays import AnyArray, Array, DTypeLike, Numbers, Spec
 from awqd._progress import Bar, Progress
 from awqd.v1 import inference_pb2 as inference
 from awqd.v1 import model_repository_pb2 as repository
@@ -29,7 +29,7 @@ ActivationFunction = Literal["none", "relu", "gelu", "silu"]
 ActivationQuantization = Literal["per_token", "static", "as_declared", "floating"]
 # None: the client's own. math.inf: no deadline.
 Timeout = Union[float, None]
-Rows = Union[tuple[int, int], slice]
+Rows = Union[tuple[int, int], "slice[int | None, int | None, int | None]"]
 
 _INFERENCE = "/awqd.v1.QuantizedInference/"
 _REPOSITORY = "/awqd.v1.ModelRepository/"
@@ -54,18 +54,27 @@ class Rpc:
 Steps = Generator[Rpc, bytes, T]
 
 
-class KvCodes(NamedTuple):
-    """codes: UINT8 [tokens, heads, ceil(head_dim / 2)]; scales, zeros: [tokens, heads]."""
+@dataclass(frozen=True, repr=False, eq=False)
+class KvCodes(Generic[Array]):
+    """codes: UINT8 [tokens, heads, ceil(head_dim / 2)]; scales, zeros: [tokens, heads]. Unpacks into these three."""
 
-    codes: Any
-    scales: Any
-    zeros: Any
+    codes: Array
+    scales: Array
+    zeros: Array
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.codes, self.scales, self.zeros))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value.dtype} {list(value.shape)}" for name, value in vars(self).items())
+        return f"KvCodes({fields})"
 
 
 class _Deadline:
     """Of a call that may take more than one exchange."""
 
     def __init__(self, timeout: float) -> None:
+        _errors.check_timeout(timeout)
         self._end = time.monotonic() + timeout
 
     def left(self) -> float | None:
@@ -108,7 +117,8 @@ def _source(request: Any, model: str | None, weight: Any, field: str = "weight")
         request.packed.CopyFrom(weight)
 
 
-def packed_weight(format: str, tensors_by_name: dict[str, AnyArray], settings: dict[str, object] | None = None) -> tensors.PackedWeight:
+def packed_weight(format: str, tensors_by_name: Mapping[str, AnyArray],
+                  settings: Mapping[str, object] | None = None) -> tensors.PackedWeight:
     """A weight that travels in the request, in place of a model's.
 
     format: a checkpoint format, one of server_info().formats, for example "plain" or "gptq".
@@ -151,11 +161,11 @@ class Calls:
         weight: str | tensors.PackedWeight,
         x: Array,
         *,
-        bias: AnyArray | None = None,
+        bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
         activation_quantization: ActivationQuantization | None = None,
-        activation_scales: AnyArray | None = None,
+        activation_scales: Numbers | None = None,
         path: Path = "auto",
         priority: int = 0,
         request_id: str = "",
@@ -191,7 +201,7 @@ class Calls:
         model: str | None,
         weight: str | tensors.PackedWeight,
         *,
-        bias: AnyArray | None = None,
+        bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
         activation_quantization: ActivationQuantization | None = None,
@@ -207,10 +217,10 @@ class Calls:
         model: str | None,
         stack: str | inference.PackedStack,
         x: Array,
-        expert_ids: AnyArray,
+        expert_ids: Numbers,
         *,
-        router_weights: AnyArray | None = None,
-        bias: AnyArray | None = None,
+        router_weights: Numbers | None = None,
+        bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
         path: Path = "auto",
@@ -223,7 +233,7 @@ class Calls:
 
         stack: "model.layers.0.mlp.experts.*.up_proj", with "*" for the number of the expert; or a PackedStack.
         x: FP16, BF16 or FP32 [..., K].
-        expert_ids: INT32 [..., top_k], from 0, leading dimensions as x has them.
+        expert_ids: integers [..., top_k], from 0, leading dimensions as x has them; an array or nested lists.
         router_weights: [..., top_k]; the results of a token are then summed by them.
         bias: [experts, N], instead of the experts' own.
         Others: as in matmul.
@@ -232,7 +242,7 @@ class Calls:
         """
         request = inference.GroupedQuantizedMatmulRequest()
         _source(request, model, stack)
-        ids = _arrays.spec_of(expert_ids, "expert_ids")
+        ids = _arrays.ids_of(expert_ids, "expert_ids")
         parts = _wire.tensor_field(4, ids)
         parts += self._optional((12, router_weights, "router_weights"), (13, bias, "bias"))
         _set_product(request, output_dtype, activation_function, path, priority, request_id)
@@ -248,8 +258,8 @@ class Calls:
         path_of_mlp: str | inference.PackedGatedMlp,
         x: Array,
         *,
-        expert_ids: AnyArray | None = None,
-        router_weights: AnyArray | None = None,
+        expert_ids: Numbers | None = None,
+        router_weights: Numbers | None = None,
         gate: str = "",
         up: str = "",
         down: str = "",
@@ -277,11 +287,13 @@ class Calls:
             request.mlp.CopyFrom(inference.GatedMlpRef(model=model or "", path=path_of_mlp, gate=gate, up=up, down=down))
         else:
             request.packed.CopyFrom(path_of_mlp)
-        parts = self._optional((4, expert_ids, "expert_ids"), (12, router_weights, "router_weights"))
+        ids = None if expert_ids is None else _arrays.ids_of(expert_ids, "expert_ids")
+        parts = [] if ids is None else _wire.tensor_field(4, ids)
+        parts += self._optional((12, router_weights, "router_weights"))
         _set_product(request, output_dtype, activation_function, path, priority, request_id)
         key = (model, path_of_mlp, gate, up, down) if isinstance(path_of_mlp, str) else None
         product = _Product("GatedMlp", request, parts, inference.GatedMlpResponse, key)
-        choices = () if expert_ids is None or router_weights is not None else tuple(expert_ids.shape[-1:])
+        choices = () if ids is None or router_weights is not None else ids.shape[-1:]
         y: Array = yield from self._product(product, x, choices, timeout, execution)
         return y
 
@@ -334,14 +346,14 @@ class Calls:
         self,
         block: Array,
         *,
-        scales: AnyArray | None = None,
-        zeros: AnyArray | None = None,
+        scales: Numbers | None = None,
+        zeros: Numbers | None = None,
         scale_dtype: DTypeLike | None = None,
         priority: int = 0,
         request_id: str = "",
         timeout: Timeout = None,
         execution: tensors.Execution | None = None,
-    ) -> Steps[KvCodes]:
+    ) -> Steps[KvCodes[Array]]:
         """4-bit codes of keys or values of a cache.
 
         block: FP16, BF16 or FP32 [tokens, heads, head_dim].
@@ -364,14 +376,14 @@ class Calls:
         as_torch = _arrays.is_torch(block)
         codes = _wire.array(response.codes, None, as_torch, "codes")
         if scales is not None:
-            return KvCodes(codes, scales, zeros)
+            return KvCodes(codes, _arrays.numbers(scales, "scales"), _arrays.numbers(zeros, "zeros"))
         return KvCodes(codes, _wire.array(response.scales, None, as_torch, "scales"), _wire.array(response.zeros, None, as_torch, "zeros"))
 
     def dequantize_kv(
         self,
         codes: Array,
-        scales: AnyArray,
-        zeros: AnyArray,
+        scales: Numbers,
+        zeros: Numbers,
         *,
         head_dim: int = 0,
         output_dtype: DTypeLike = "fp16",
@@ -412,13 +424,33 @@ class Calls:
 
     def get_model(self, name: str, *, timeout: Timeout = None) -> Steps[repository.GetModelResponse]:
         """One loaded model: its weights with path, k, n, scheme and kernels, and its stacks of experts."""
-        answer = yield self._rpc(_REPOSITORY + "GetModel", repository.GetModelRequest(name=name), timeout)
-        model: repository.GetModelResponse = _wire.parse(repository.GetModelResponse, answer)
-        return model
+        deadline = self._deadline(timeout)
+        model = repository.GetModelResponse()
+        while True:
+            request = repository.GetModelRequest(name=name, page_token=model.next_page_token)
+            try:
+                answer = yield Rpc(_REPOSITORY + "GetModel", request.SerializeToString(), deadline.left())
+            except _errors.Error as error:
+                if error.code != "ABORTED" or not model.next_page_token:
+                    raise
+                model = repository.GetModelResponse()  # it was loaded anew meanwhile
+                continue
+            page: repository.GetModelResponse = _wire.parse(repository.GetModelResponse, answer)
+            model.MergeFrom(page)
+            model.next_page_token = page.next_page_token
+            if not page.next_page_token:
+                return model
 
-    def load_model(self, name: str, *, timeout: Timeout = None) -> Steps[repository.LoadModelResponse]:
-        """Loads a model, or swaps a loaded one for what its folder holds now. Large ones need a long timeout."""
-        answer = yield self._rpc(_REPOSITORY + "LoadModel", repository.LoadModelRequest(name=name), timeout)
+    def load_model(
+        self, name: str, *, require_all_weights: bool = False, timeout: Timeout = None
+    ) -> Steps[repository.LoadModelResponse]:
+        """Loads a model, or swaps a loaded one for what its folder holds now. Large ones need a long timeout.
+
+        require_all_weights: the load fails where a quantised weight cannot be read. Otherwise the server serves the others,
+        unless it requires all itself; `unserved` of the answer has the missing ones with their reasons.
+        """
+        request = repository.LoadModelRequest(name=name, require_all_weights=require_all_weights)
+        answer = yield self._rpc(_REPOSITORY + "LoadModel", request, timeout)
         loaded: repository.LoadModelResponse = _wire.parse(repository.LoadModelResponse, answer)
         return loaded
 
@@ -454,12 +486,12 @@ class Calls:
         parts: list[_wire.Part] = []
         for number, array, name in fields:
             if array is not None:
-                parts += _wire.tensor_field(number, _arrays.spec_of(array, name))
+                parts += _wire.tensor_field(number, _arrays.spec_of(_arrays.numbers(array, name), name))
         return parts
 
-    def _matmul(self, model: str | None, weight: str | tensors.PackedWeight, bias: AnyArray | None,
+    def _matmul(self, model: str | None, weight: str | tensors.PackedWeight, bias: Numbers | None,
                 output_dtype: DTypeLike | None, activation_function: ActivationFunction,
-                activation_quantization: str | None, activation_scales: AnyArray | None, path: Path,
+                activation_quantization: str | None, activation_scales: Numbers | None, path: Path,
                 priority: int, request_id: str) -> tuple[inference.QuantizedMatmulRequest, list[_wire.Part]]:
         """The request without its activations: what is left to Protocol Buffers, and the other tensors."""
         request = inference.QuantizedMatmulRequest()

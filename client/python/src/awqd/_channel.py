@@ -12,10 +12,20 @@ from typing import Any, Union
 
 import grpc
 
+from awqd._errors import InvalidArgument
+
 PathOrBytes = Union[str, "os.PathLike[str]", bytes]
 Token = Union[str, Callable[[], str]]
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
+# Variables of the environment that stand for arguments that are not given, as awqctl has them; the first that is set.
+ENVIRONMENT = {
+    "address": ("AWQCTL_ADDRESS", "AWQD_ADDRESS"),
+    "ca": ("AWQCTL_TLS_CA", "AWQD_TLS_CA"),
+    "cert": ("AWQCTL_TLS_CERT", "AWQD_CLIENT_CERT"),
+    "key": ("AWQCTL_TLS_KEY", "AWQD_CLIENT_KEY"),
+    "token_file": ("AWQCTL_TOKEN_FILE", "AWQD_TOKEN_FILE"),
+}
 # Calls that may be repeated: they change nothing.
 _REPEATABLE = [
     {"service": "awqd.v1.QuantizedInference"},
@@ -39,6 +49,73 @@ class Settings:
     token: Token | None
     attempts: int
     max_receive_bytes: int
+
+
+def from_environment(argument: str) -> str | None:
+    """What the environment says of an argument; None where it says nothing."""
+    return next(filter(None, map(os.environ.get, ENVIRONMENT[argument])), None)
+
+
+def _read(path: str | os.PathLike[str], field: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{field}: got {os.fspath(path)!r}, expected a file that can be read: {error.strerror}",
+                              field=field) from None
+
+
+def clean_token(token: str, field: str = "token") -> str:
+    """Without the blanks and line ends around it. Errors do not say what it is."""
+    token = token.strip()
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise InvalidArgument(f"{field}: expected one token, as awqctl token prints it", field=field)
+    return token
+
+
+class TokenFile:
+    """The token in a file, read again when the file changes."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._token = ""
+        self()
+
+    def __call__(self) -> str:
+        try:
+            status = os.stat(self._path)
+            seen: tuple[int, ...] = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            seen = ()  # reading it says why
+        if not seen or seen != self._seen:
+            self._token = clean_token(_read(self._path, "token_file").decode("latin-1"), "token_file")
+            self._seen = seen
+        return self._token
+
+
+def settings_of(address: str | None, tls: bool | None, ca: PathOrBytes | None, cert: PathOrBytes | None, key: PathOrBytes | None,
+                server_name: str, token: Token | None, token_file: str | os.PathLike[str] | None, attempts: int,
+                max_receive_bytes: int) -> Settings:
+    """Settings of a client's arguments, with what the environment says of those that are not given."""
+    if address is None:
+        address = (from_environment("address") or DEFAULT_ADDRESS).split(",")[0].strip()
+    if tls is not False and not address.startswith(("unix:", "unix-abstract:")):
+        ca = from_environment("ca") if ca is None else ca
+        if cert is None and key is None:
+            cert, key = from_environment("cert"), from_environment("key")
+    if tls is None:
+        tls = ca is not None or cert is not None or bool(server_name)
+    if token is not None and token_file is not None:
+        raise InvalidArgument("token, token_file: got both, expected one of them", field="token")
+    if token is None:
+        path = from_environment("token_file") if token_file is None else token_file
+        token = None if path is None else TokenFile(path)
+    elif isinstance(token, str):
+        token = clean_token(token)
+    settings = Settings(address, tls, ca, cert, key, server_name, token, attempts, max_receive_bytes)
+    check(settings)
+    credentials(settings)  # says now what is wrong with its files
+    return settings
 
 
 def service_config(attempts: int, balanced: bool) -> str:
@@ -81,20 +158,25 @@ def is_local(address: str) -> bool:
 
 
 def check(settings: Settings) -> None:
-    """Raises ValueError for settings that cannot work."""
+    """Raises InvalidArgument, a ValueError, for settings that cannot work."""
+    if re.match(r"(?!dns|ipv4|ipv6|unix|unix-abstract|xds)[a-z][a-z0-9+.-]*://", settings.address):
+        raise InvalidArgument(f"address: got {settings.address!r}, expected host:port without {settings.address.split('//')[0]}//",
+                              field="address", hint="tls=True or ca=... ask for TLS")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*:.+|.+:[0-9]{1,5}", settings.address) or settings.address.startswith("/"):
-        raise ValueError(f"address: got {settings.address!r}, expected host:port, unix:/path or a gRPC target")
+        raise InvalidArgument(f"address: got {settings.address!r}, expected host:port, unix:/path or a gRPC target",
+                              field="address")
     if (settings.cert is None) != (settings.key is None):
-        raise ValueError("cert, key: got one of them, expected both or neither")
+        raise InvalidArgument("cert, key: got one of them, expected both or neither", field="cert")
     if not settings.tls and (settings.ca is not None or settings.cert is not None or settings.server_name):
-        raise ValueError("tls: got False beside ca, cert, key or server_name, which mean TLS")
+        raise InvalidArgument("tls: got False beside ca, cert, key or server_name, which mean TLS", field="tls")
     if not settings.tls and settings.token is not None and not is_local(settings.address):
-        raise ValueError(f"token: got one for {settings.address} without TLS, where others could read it; "
-                         "expected tls=True or ca=...")
+        raise InvalidArgument(f"token: got one for {settings.address} without TLS, where others could read it; "
+                              "expected tls=True or ca=...", field="token")
     if not 1 <= settings.attempts <= 5:
-        raise ValueError(f"attempts: got {settings.attempts}, expected 1 (no retries) to 5")
+        raise InvalidArgument(f"attempts: got {settings.attempts}, expected 1 (no retries) to 5", field="attempts")
     if not 1 <= settings.max_receive_bytes < 2**31:
-        raise ValueError(f"max_receive_bytes: got {settings.max_receive_bytes}, expected 1 to 2147483647")
+        raise InvalidArgument(f"max_receive_bytes: got {settings.max_receive_bytes}, expected 1 to 2147483647",
+                              field="max_receive_bytes")
 
 
 def options(settings: Settings) -> list[tuple[str, Any]]:
@@ -123,20 +205,25 @@ def options(settings: Settings) -> list[tuple[str, Any]]:
     return result
 
 
-def _pem(value: PathOrBytes | None) -> bytes | None:
-    return value if value is None or isinstance(value, bytes) else pathlib.Path(value).read_bytes()
+def _pem(value: PathOrBytes | None, field: str, label: bytes) -> bytes | None:
+    data = value if value is None or isinstance(value, bytes) else _read(value, field)
+    if data is not None and label + b"-----" not in data:  # gRPC's own complaint names no file
+        got = "bytes" if isinstance(value, bytes) else repr(os.fspath(value or ""))
+        raise InvalidArgument(f"{field}: got {got}, expected PEM with a {label.decode().lower()}", field=field)
+    return data
 
 
 def credentials(settings: Settings) -> grpc.ChannelCredentials | None:
     """None for plaintext."""
     if not settings.tls:
         return None
-    return grpc.ssl_channel_credentials(_pem(settings.ca), _pem(settings.key), _pem(settings.cert))
+    return grpc.ssl_channel_credentials(_pem(settings.ca, "ca", b"CERTIFICATE"), _pem(settings.key, "key", b"PRIVATE KEY"),
+                                        _pem(settings.cert, "cert", b"CERTIFICATE"))
 
 
 def metadata(settings: Settings) -> tuple[tuple[str, str], ...]:
     """What goes with every call."""
     if settings.token is None:
         return ()
-    token = settings.token if isinstance(settings.token, str) else settings.token()
+    token = settings.token if isinstance(settings.token, str) else clean_token(settings.token())
     return (("authorization", f"Bearer {token}"),)

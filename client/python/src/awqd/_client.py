@@ -14,13 +14,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Union
 import grpc
 import grpc.aio
 
-from awqd import _channel, _errors, _stream
-from awqd._arrays import AnyArray, Array, DTypeLike
+from awqd import _channel, _errors, _shared_memory, _stream
+from awqd._arrays import Array, DTypeLike, Numbers
 from awqd._calls import ActivationFunction, ActivationQuantization, Calls, Path, Rpc, Steps, route
 from awqd.v1 import tensor_pb2 as tensors
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_CLOSED = "the client was closed meanwhile"
 
 
 class _Connection:
@@ -36,12 +39,13 @@ class _Base:
     """A client of one server, or of several behind one name.
 
     address: "host:port", "unix:/path", or a gRPC target: "dns:///name:port" and "ipv4:A:P,B:P" are balanced over all
-        addresses, by their health. Default: AWQD_ADDRESS of the environment (the first), else 127.0.0.1:8001.
+        addresses, by their health. Default: 127.0.0.1:8001.
     timeout: seconds of a call that says none; math.inf: no deadline.
     tls: True for the system's authorities; implied by ca, cert and server_name.
     ca, cert, key: PEM files or bytes: whom to trust, and the client's own certificate.
     server_name: the name in the server's certificate, where it is not the address's.
     token: bearer token, or a function that returns the one of the day. Only over TLS, or to this machine.
+    token_file: a file with the token instead, read again when it changes.
     attempts: how often a call that changes nothing is sent, in all, while the server is UNAVAILABLE: 1 to 5.
     wait_for_server: calls wait, within their timeout, for a server that is not there yet.
     shared_memory: tensors to and from a server on this machine lie in shared memory, where the server offers it and
@@ -49,7 +53,10 @@ class _Base:
     max_receive_bytes: longer answers are refused. Streams have no such limit.
     connections: at most so many, each made when all before it have a call in flight. Large messages share one badly.
 
-    ValueError for settings that cannot work.
+    address, ca, cert, key and token_file that are not given come from the environment, as those of awqctl:
+    AWQCTL_ADDRESS (the first of a list), AWQCTL_TLS_CA, AWQCTL_TLS_CERT, AWQCTL_TLS_KEY, AWQCTL_TOKEN_FILE.
+
+    InvalidArgument, a ValueError, for settings that cannot work.
     """
 
     def __init__(
@@ -63,26 +70,33 @@ class _Base:
         key: _channel.PathOrBytes | None = None,
         server_name: str = "",
         token: _channel.Token | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         attempts: int = 4,
         wait_for_server: bool = False,
         shared_memory: bool = True,
         max_receive_bytes: int = 1 << 30,
         connections: int = 4,
     ) -> None:
-        if address is None:
-            address = os.environ.get("AWQD_ADDRESS", _channel.DEFAULT_ADDRESS).split(",")[0].strip()
-        if not timeout > 0:
-            raise ValueError(f"timeout: got {timeout}, expected more than 0")
-        if tls is None:
-            tls = ca is not None or cert is not None or bool(server_name)
-        self._settings = _channel.Settings(address, tls, ca, cert, key, server_name, token, attempts, max_receive_bytes)
-        _channel.check(self._settings)
+        _errors.check_timeout(timeout)
+        if timeout == 0:
+            raise _errors.InvalidArgument("timeout: got 0, expected more than 0", field="timeout")
+        self._settings = _channel.settings_of(address, tls, ca, cert, key, server_name, token, token_file, attempts,
+                                              max_receive_bytes)
         self._wait = wait_for_server
-        self._calls = Calls(timeout, shared_memory and _channel.is_local(address))
+        shared_memory = shared_memory and _channel.is_local(self._settings.address)
+        if shared_memory:
+            _shared_memory.remove_on_signal()
+        self._calls = Calls(timeout, shared_memory)
         if connections < 1:
-            raise ValueError(f"connections: got {connections}, expected 1 or more")
+            raise _errors.InvalidArgument(f"connections: got {connections}, expected 1 or more", field="connections")
         self._connections = [_Connection() for _ in range(connections)]
         self._lock = threading.Lock()
+        self._closed = False
+        self._answered = False  # a server has, one time at least
+
+    def __repr__(self) -> str:
+        about = [repr(self.address), *(["tls"] if self._settings.tls else []), *(["closed"] if self._closed else [])]
+        return f"{type(self).__name__}({', '.join(about)})"
 
     def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> Any:
         raise NotImplementedError
@@ -92,10 +106,16 @@ class _Base:
         """The server's address."""
         return self._settings.address
 
+    def _check(self) -> None:
+        """Raises what forbids another call."""
+        if self._closed:
+            raise _errors.closed()
+
     @contextlib.contextmanager
     def _method(self, name: str, kind: str) -> Iterator[Any]:
         """The method, unary_unary, unary_stream or stream_stream, on the connection with the fewest calls in flight, which is one more for as long."""
         with self._lock:
+            self._check()
             connection = min(self._connections, key=lambda each: each.in_flight)
             connection.in_flight += 1
             if connection.channel is None:
@@ -106,9 +126,28 @@ class _Base:
                 connection.methods[name] = method
         try:
             yield method
+        except (ValueError, grpc.aio.UsageError) as error:
+            if self._closed and "closed" in str(error):  # by another thread or task, just before
+                raise _errors.closed() from None
+            raise
+        except asyncio.CancelledError:
+            # Closing an asyncio channel cancels what waits for it, as if its task was cancelled. Python 3.10 cannot tell.
+            cancelling = getattr(asyncio.current_task(), "cancelling", lambda: 1)
+            if self._closed and not cancelling():
+                raise _errors.Cancelled("the call was in flight", hint=_CLOSED) from None
+            raise
         finally:
             with self._lock:
                 connection.in_flight -= 1
+
+    def _error(self, error: grpc.RpcError) -> _errors.Error:
+        result = _errors.from_rpc(error, self.address, self._settings.tls)
+        if isinstance(result, _errors.Cancelled) and self._closed:
+            result.hint = _CLOSED
+        if isinstance(result, _errors.DeadlineExceeded) and not self._answered:
+            result.hint = f"{self.address} has not answered yet: is that the server, and ready? Or give the call a longer timeout"
+        self._answered |= not isinstance(result, (_errors.DeadlineExceeded, _errors.Unavailable, _errors.Cancelled))
+        return result
 
     def _options(self, timeout: float | None, weight: str) -> dict[str, Any]:
         metadata = _channel.metadata(self._settings) + ((("awqd-weight", weight),) if weight else ())
@@ -156,6 +195,8 @@ class Client(_Base):
 
     def close(self) -> None:
         """Ends the connections, and what is in flight on them."""
+        with self._lock:
+            self._closed = True
         for connection in self._connections:
             if connection.channel is not None:
                 connection.channel.close()
@@ -169,15 +210,17 @@ class Client(_Base):
 
     def _run(self, steps: Steps[T]) -> T:
         try:
-            rpc = next(steps)
+            with _errors.of_arguments():
+                rpc = next(steps)
             while True:
                 try:
                     answer = self._send(rpc)
                 except grpc.RpcError as error:
-                    rpc = steps.throw(_errors.from_rpc(error, self.address))
+                    rpc = steps.throw(self._error(error))
                 except BaseException as error:
                     rpc = steps.throw(error)
                 else:
+                    self._answered = True
                     rpc = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
@@ -204,7 +247,7 @@ class Client(_Base):
         *,
         in_flight: int = 8,
         return_exceptions: bool = False,
-        bias: AnyArray | None = None,
+        bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
         activation_quantization: ActivationQuantization | None = None,
@@ -223,9 +266,11 @@ class Client(_Base):
         Gives y of each x, in their order.
         """
         window = _stream.window(threading.Semaphore, in_flight)
-        products = self._calls.matmul_stream(
-            model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
-            activation_quantization=activation_quantization, path=path, priority=priority)
+        seconds = _stream.seconds(timeout)
+        with _errors.of_arguments():
+            products = self._calls.matmul_stream(
+                model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
+                activation_quantization=activation_quantization, path=path, priority=priority)
         over = threading.Event()
         broken: list[Exception] = []
 
@@ -242,7 +287,7 @@ class Client(_Base):
 
         def results() -> Iterator[Array]:
             with self._method(_stream.METHOD, "stream_stream") as method:
-                call = method(requests(), **self._options(_stream.seconds(timeout), route(model, weight)))
+                call = method(requests(), **self._options(seconds, route(model, weight)))
                 try:
                     for message in call:
                         products.answer(message)
@@ -253,7 +298,7 @@ class Client(_Base):
                         raise broken[0]
                     products.finish()
                 except grpc.RpcError as error:
-                    raise _errors.from_rpc(error, self.address) from None
+                    raise self._error(error) from None
                 finally:
                     over.set()
                     window.release()
@@ -289,8 +334,22 @@ class AsyncClient(_Base):
             return grpc.aio.insecure_channel(self.address, options)
         return grpc.aio.secure_channel(self.address, credentials, options)
 
+    _loop: asyncio.AbstractEventLoop | None = None  # of the first call: gRPC's connections belong to it
+
+    def _check(self) -> None:
+        super()._check()
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise _errors.FailedPrecondition("the client was used in another event loop before",
+                                             hint="make an AsyncClient in each, for example within asyncio.run()")
+
     async def close(self) -> None:
         """Ends the connections, and what is in flight on them."""
+        if self._closed:
+            return
+        self._check()
+        self._closed = True
         for connection in self._connections:
             if connection.channel is not None:
                 await connection.channel.close()
@@ -304,15 +363,17 @@ class AsyncClient(_Base):
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            rpc = next(steps)
+            with _errors.of_arguments():
+                rpc = next(steps)
             while True:
                 try:
                     answer = await self._send(rpc)
                 except grpc.RpcError as error:
-                    rpc = steps.throw(_errors.from_rpc(error, self.address))
+                    rpc = steps.throw(self._error(error))
                 except BaseException as error:
                     rpc = steps.throw(error)
                 else:
+                    self._answered = True
                     rpc = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
@@ -339,7 +400,7 @@ class AsyncClient(_Base):
         *,
         in_flight: int = 8,
         return_exceptions: bool = False,
-        bias: AnyArray | None = None,
+        bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
         activation_quantization: ActivationQuantization | None = None,
@@ -358,9 +419,11 @@ class AsyncClient(_Base):
         Gives y of each x, in their order.
         """
         window = _stream.window(asyncio.Semaphore, in_flight)
-        products = self._calls.matmul_stream(
-            model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
-            activation_quantization=activation_quantization, path=path, priority=priority)
+        seconds = _stream.seconds(timeout)
+        with _errors.of_arguments():
+            products = self._calls.matmul_stream(
+                model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
+                activation_quantization=activation_quantization, path=path, priority=priority)
         broken: list[Exception] = []
 
         async def requests() -> AsyncIterator[bytes]:
@@ -373,7 +436,7 @@ class AsyncClient(_Base):
                 broken.append(error)
 
         with self._method(_stream.METHOD, "stream_stream") as method:
-            call = method(requests(), **self._options(_stream.seconds(timeout), route(model, weight)))
+            call = method(requests(), **self._options(seconds, route(model, weight)))
             try:
                 async for message in call:
                     products.answer(message)
@@ -384,7 +447,7 @@ class AsyncClient(_Base):
                     raise broken[0]
                 products.finish()
             except grpc.RpcError as error:
-                raise _errors.from_rpc(error, self.address) from None
+                raise self._error(error) from None
             finally:
                 call.cancel()
 

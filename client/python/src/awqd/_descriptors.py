@@ -23,6 +23,25 @@ def _load() -> descriptor_pool.DescriptorPool:
 _POOL = _load()
 
 
+_SHOWN = 300  # characters of a message's repr
+
+
+def _show(field: Any, value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if field.enum_type is not None and isinstance(value, int):
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else str(known.name)
+    return repr(value) if isinstance(value, str) or not hasattr(value, "__len__") else f"<{len(value)}>"
+
+
+def _represent(self: Any) -> str:
+    """One line, "WeightInfo(path='a', k=384, plan=<2>)", where str() has every field on many."""
+    fields = ", ".join(f"{field.name}={_show(field, value)}" for field, value in self.ListFields())
+    text = f"{self.DESCRIPTOR.name}({fields})"
+    return text if len(text) <= _SHOWN else text[:_SHOWN - 4] + "...)"
+
+
 def message(full_name: str) -> Any:
     """The class of a message, for example "google.rpc.Status"."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(full_name))
@@ -34,6 +53,7 @@ def define(proto: str, namespace: dict[str, Any]) -> None:
     namespace["DESCRIPTOR"] = file
     for name, descriptor in file.message_types_by_name.items():
         namespace[name] = message_factory.GetMessageClass(descriptor)
+        namespace[name].__repr__ = _represent
     for name, enum in file.enum_types_by_name.items():
         namespace[name] = enum_type_wrapper.EnumTypeWrapper(enum)
         for value in enum.values:

@@ -1,6 +1,9 @@
 """Errors of calls: one class for each status code, with the field at fault and what to do about it."""
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -146,14 +149,66 @@ def _make(code: str, message: str, field: str) -> Error:
     return result
 
 
-def from_rpc(error: grpc.RpcError, address: str) -> Error:
+# What gRPC says where a connection fails, and what to do about it; the first that fits.
+_CONNECTING = (
+    (("resolving", "DNS resolution failed", "lookup failed"), "no such host: is the name in the address right?"),
+    (("http1.x", "Expected SETTINGS frame"),
+     "no gRPC there; the server's --metrics_address speaks HTTP: take a port of its --address"),
+    (("WRONG_VERSION_NUMBER", "TSI_PROTOCOL_FAILURE): SSL_ERROR_SYSCALL"),
+     "does the server speak TLS? If not, leave out tls, ca, cert, key and server_name"),
+    (("CERTIFICATE_VERIFY_FAILED",), "ca=... has to name the authority of the server's certificate"),
+    (("Hostname Verification", "not in peer certificate"), "server_name=... says which name the server's certificate has"),
+    (("refused", "No such file"), "nobody listens there: does the server run, and is the port right? "
+                                  "Client(wait_for_server=True) waits for one that starts"),
+)
+
+
+def _connection_hint(message: str, tls: bool) -> str | None:
+    for signs, hint in _CONNECTING:
+        if any(sign in message for sign in signs):
+            return hint
+    if "failed to connect" in message and any(sign in message for sign in ("Socket closed", "reset", "closing", "End of TCP stream")):
+        return ("does the server want a certificate of this client, cert=... and key=...?" if tls else
+                "does the server speak TLS (ca=... or tls=True)?")
+    return None
+
+
+def from_rpc(error: grpc.RpcError, address: str, tls: bool) -> Error:
     """The error of a call that gRPC reports."""
     call: Any = error
     code = call.code().name
     message = call.details() or "no message"
+    hint = None
     if code == Unavailable.code:
+        hint = _connection_hint(message, tls)
         message = f"{address}: {message}"
-    return _make(code, message, _field(_details(call.trailing_metadata())))
+    result = _make(code, message, _field(_details(call.trailing_metadata())))
+    if hint is not None:
+        result.hint = hint
+    return result
+
+
+def closed() -> Error:
+    """The error of a call after close()."""
+    return FailedPrecondition("the client is closed", hint="make another, or call within its with block")
+
+
+@contextlib.contextmanager
+def of_arguments() -> Iterator[None]:
+    """Makes InvalidArgument of what Protocol Buffers say of values that no message can hold."""
+    try:
+        yield
+    except Error:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"an argument of the call: {error}") from error
+
+
+def check_timeout(timeout: float) -> None:
+    """InvalidArgument unless these are seconds that a call may take."""
+    if not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
+        raise InvalidArgument(f"timeout: got {timeout!r}, expected seconds, 0 or more", field="timeout",
+                              hint="math.inf: no deadline")
 
 
 def from_status(code: int, message: str, details: Any) -> Error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import signal
 import threading
+import types
 import weakref
 from dataclasses import dataclass
 
@@ -35,12 +37,33 @@ class Memory:
 def _remove(names: set[str], owner: int) -> None:
     if os.getpid() != owner:  # a forked process leaves its parent's objects alone
         return
-    for name in names:
+    for name in list(names):  # other threads may go on
         try:
             os.unlink(f"{_DIRECTORY}/{name}")
         except OSError:
             pass
     names.clear()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _end(number: int, frame: types.FrameType | None) -> None:
+    """Ends the process as the signal would have, after its objects."""
+    for pool in list(_pools):
+        pool.close()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def remove_on_signal() -> None:
+    """Removes the objects also where SIGTERM or SIGHUP ends the process. Handlers of others stay, and then it is for them to
+    exit in order. Python lets only the main thread do this."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
 
 
 class Pool:
@@ -52,6 +75,7 @@ class Pool:
         self._free: list[Memory] = []
         self._names: set[str] = set()
         self.close = weakref.finalize(self, _remove, self._names, os.getpid())
+        _pools.add(self)
 
     def acquire(self, size: int) -> Memory:
         """An object of at least `size` bytes. OSError when the system refuses, MemoryError when it is full."""

@@ -21,6 +21,7 @@ def window(kind: Callable[[int], T], in_flight: int) -> T:
 
 def seconds(timeout: float) -> float | None:
     """As gRPC has it."""
+    _errors.check_timeout(timeout)
     return None if math.isinf(timeout) else timeout
 
 

@@ -94,7 +94,7 @@ __attribute__((noinline)) void AddAmxSumsOf(const QuadPiece& piece, const AmxTok
       if constexpr (kZeros == ZerosOfSums::kIntegers) {
         sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zero, x_sum));
       }
-      Vec::F value = _mm512_cvtepi32_ps(sum), of_zeros = _mm512_cvtepi32_ps(x_sum);
+      Vec::F value = {_mm512_cvtepi32_ps(sum)}, of_zeros = {_mm512_cvtepi32_ps(x_sum)};
       if constexpr (kInt16) {
         const Vec::F step = Vec::Set(of.steps[t * of.stride]);
         value = Vec::Mul(value, step);

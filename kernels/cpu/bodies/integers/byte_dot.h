@@ -12,65 +12,60 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/bodies/integers/int_vec.h"
+#include "kernels/cpu/bodies/vec.h"
 
 namespace awqd::cpu {
 namespace {
 
 // --- The columns of a tile, as 8 floats or 8 integers ---
 
-#if defined(AWQD_NEON_BODY)
 struct Columns8 {
+  static constexpr int kParts = 8 / kTileLanes;
   struct F {
-    float32x4_t low, high;
+    TileFloats r[kParts];
   };
   struct I {
-    int32x4_t low, high;
+    TileWords r[kParts];
   };
-  static F Set(float v) { return {vdupq_n_f32(v), vdupq_n_f32(v)}; }
-  static F Load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
-  static void Store(float* p, F v) {
-    vst1q_f32(p, v.low);
-    vst1q_f32(p + 4, v.high);
+  template <typename To, typename Of>
+  AWQD_ALWAYS_INLINE static To Each(Of of) {
+    To out;
+    Times<kParts>([&](auto i) AWQD_ALWAYS_INLINE { out.r[i] = of(i); });
+    return out;
   }
-  static F Mul(F a, F b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+
+  static F Set(float v) {
+    return Each<F>([v](int) { return v - TileFloats{}; });
+  }
+  static F Load(const float* p) {
+    return Each<F>([p](int i) { return LoadAs<TileFloats>(p + i * kTileLanes); });
+  }
+  static void Store(float* p, const F& v) {
+    Times<kParts>([&](auto i) { StoreAs(p + i * kTileLanes, v.r[i]); });
+  }
+  static F Mul(const F& a, const F& b) {
+    return Each<F>([&](int i) { return a.r[i] * b.r[i]; });
+  }
   // a * b + c.
-  static F Fma(F a, F b, F c) {
-    return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+  static F Fma(const F& a, const F& b, const F& c) {
+    return Each<F>([&](int i) { return cpu::Fma(a.r[i], b.r[i], c.r[i]); });
   }
-  static F ToFloat(I v) { return {vcvtq_f32_s32(v.low), vcvtq_f32_s32(v.high)}; }
-  static I LoadInts(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
+  static F ToFloat(const I& v) {
+    return Each<F>([&](int i) { return __builtin_convertvector((TileInts)v.r[i], TileFloats); });
+  }
+  static I LoadInts(const int32_t* p) {
+    return Each<I>([p](int i) { return LoadAs<TileWords>(p + i * kTileLanes); });
+  }
   // sum + a * b.
-  static I AddTimes(I sum, I a, int32_t b) {
-    return {vmlaq_n_s32(sum.low, a.low, b), vmlaq_n_s32(sum.high, a.high, b)};
+  static I AddTimes(const I& sum, const I& a, int32_t b) {
+    return Each<I>([&](int i) { return sum.r[i] + a.r[i] * static_cast<uint32_t>(b); });
   }
   // The sum of the lanes of each of 8 vectors.
   static I Fold(const Lanes32 (&v)[8]) {
-    const auto of_4 = [&](int i) {
-      return vpaddq_s32(vpaddq_s32((int32x4_t)v[i], (int32x4_t)v[i + 1]),
-                        vpaddq_s32((int32x4_t)v[i + 2], (int32x4_t)v[i + 3]));
-    };
-    return {of_4(0), of_4(4)};
-  }
-};
+#if defined(AWQD_NEON_BODY)
+    const auto of_2 = [&](int i) { return vpaddq_u32((uint32x4_t)v[i], (uint32x4_t)v[i + 1]); };
+    return Each<I>([&](int i) { return (TileWords)vpaddq_u32(of_2(4 * i), of_2(4 * i + 2)); });
 #else
-struct Columns8 {
-  using F = __m256;
-  using I = __m256i;
-  static F Set(float v) { return _mm256_set1_ps(v); }
-  static F Load(const float* p) { return _mm256_loadu_ps(p); }
-  static void Store(float* p, F v) { _mm256_storeu_ps(p, v); }
-  static F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
-  // a * b + c.
-  static F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-  static F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
-  static I LoadInts(const int32_t* p) { return Load32(p); }
-  // sum + a * b.
-  static I AddTimes(I sum, I a, int32_t b) {
-    return _mm256_add_epi32(sum, _mm256_mullo_epi32(a, _mm256_set1_epi32(b)));
-  }
-  // The sum of the lanes of each of 8 vectors.
-  static I Fold(const Lanes32 (&v)[8]) {
     const auto half = [&](int i) {
 #if defined(__AVX512F__)
       const auto all = (__m512i)v[i];
@@ -85,11 +80,11 @@ struct Columns8 {
                                _mm256_hadd_epi32(half(i + 2), half(i + 3)));
     };
     const __m256i low = of_4(0), high = of_4(4);
-    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                            _mm256_permute2x128_si256(low, high, 0x31));
+    return {(TileWords)_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                                        _mm256_permute2x128_si256(low, high, 0x31))};
+#endif
   }
 };
-#endif
 
 // --- 128 rows of a column ---
 
@@ -178,11 +173,7 @@ struct ByteDot {
 
 // The products of both 16-bit integers of each lane, added.
 AWQD_ALWAYS_INLINE inline Lanes32 MultiplyPairs(Lanes16 a, Lanes16 b) {
-#if defined(__AVX512BW__)
-  return (Lanes32)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-  return (Lanes32)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
+  return AddPairs(Lanes32{}, a, b);
 }
 
 // The products with 128 bytes of x, in 16 bits.

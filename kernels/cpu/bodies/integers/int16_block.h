@@ -11,7 +11,7 @@
 
 #include <cstring>
 
-#include "kernels/cpu/bodies/integers/int_vec.h"
+#include "kernels/cpu/bodies/vec.h"
 
 namespace awqd::cpu {
 namespace {

@@ -2,8 +2,7 @@
 // less their zeros. A lane has rows 2 i and 2 i + 1 of a column. Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/cells.h"
-#include "kernels/cpu/bodies/integers/int_vec.h"
+#include "kernels/cpu/bodies/codes.h"
 
 namespace awqd::cpu {
 namespace {

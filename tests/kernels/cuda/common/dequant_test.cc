@@ -83,8 +83,8 @@ TEST(PackedArithmetic, RoundsOnce) {
   EXPECT_EQ(Sub2Fp16(0x3C003C00, 0x3C003C00), 0u);
 }
 
-TEST(Int4ToFp16, ThePinnedWordIsZeroToSeven) {
-  const Pairs got = Int4ToFp16(0x75316420, ZerosFp16(0).v, All(Both(FloatToHalf(1))).v);
+TEST(Int4MinusZero, ThePinnedWordIsZeroToSeven) {
+  const Pairs got = Int4MinusZeroFp16(0x75316420, ZerosFp16(0).v);
   for (int e = 0; e < 8; ++e) EXPECT_EQ(Lane(got, e), FloatToHalf(e)) << e;
 }
 
@@ -104,7 +104,7 @@ TEST(Int4MinusZero, IsExactForEveryPair) {
 }
 
 // All 256 (q, z) x all 65536 scales: one rounding of (q - z) * s.
-TEST(Int4ToFp16, RoundsTheProductOnce) {
+TEST(ScaleFp16, RoundsTheProductOnce) {
   for (int z = 0; z < 16; ++z) {
     const ZerosFp16 zeros(z);
     for (int first = 0; first < 16; first += 8) {
@@ -112,7 +112,7 @@ TEST(Int4ToFp16, RoundsTheProductOnce) {
       const uint32_t word = PackInt4(codes);
       for (uint32_t s = 0; s < 65536; ++s) {
         if (!IsFinite(s)) continue;
-        const Pairs got = Int4ToFp16(word, zeros.v, All(Both(s)).v);
+        const Pairs got = ScaleFp16(Int4MinusZeroFp16(word, zeros.v), All(Both(s)).v);
         for (int e = 0; e < 8; ++e) {
           ASSERT_EQ(Lane(got, e), FloatToHalf((codes[e] - z) * HalfToFloat(s)))
               << "(" << codes[e] << " - " << z << ") * fp16 " << s;
@@ -138,7 +138,7 @@ TEST(SplitToBf16, IsExactForEveryScale) {
 }
 
 // The product with an 11-bit scale, rounded to BF16 once, although every operation is in BF16.
-TEST(Int4ToBf16, RoundsTheProductOnce) {
+TEST(ScaleBf16, RoundsTheProductOnce) {
   for (int z = 0; z < 16; ++z) {
     const ZerosBf16 zeros(z);
     for (int first = 0; first < 16; first += 8) {
@@ -147,7 +147,8 @@ TEST(Int4ToBf16, RoundsTheProductOnce) {
       for (uint32_t s = 0; s < 65536; ++s) {
         if (!IsFinite(s)) continue;
         const SplitScale splits = SplitToBf16(s);
-        const Pairs got = Int4ToBf16(word, zeros.v, All(splits.high).v, All(splits.low).v);
+        const Pairs got =
+            ScaleBf16(Int4MinusZeroBf16(word, zeros.v), All(splits.high).v, All(splits.low).v);
         for (int e = 0; e < 8; ++e) {
           const float exact = (codes[e] - z) * HalfToFloat(s);
           // The sign of a zero product may differ: +0 and -0 are the same weight.
@@ -163,39 +164,12 @@ TEST(Int4ToBf16, RoundsTheProductOnce) {
   }
 }
 
-TEST(BiasedInt4, IsTheSignedValue) {
-  for (int first = 0; first < 16; ++first) {
-    const std::array<int, 8> codes = CodesFrom(first);
-    const Pairs fp16 = BiasedInt4ToFp16(PackInt4(codes)), bf16 = BiasedInt4ToBf16(PackInt4(codes));
-    for (int e = 0; e < 8; ++e) {
-      EXPECT_EQ(Lane(fp16, e), FloatToHalf(codes[e] - 8));
-      EXPECT_EQ(Lane(bf16, e), FloatToBf16(codes[e] - 8));
-    }
-  }
-}
-
-TEST(Int8, EveryByteAtEveryPosition) {
-  for (int q = 0; q < 256; ++q) {
-    const int e[4] = {q, (q + 77) % 256, (q + 130) % 256, 255 - q};
-    const uint32_t word = PackInt8(e[0], e[1], e[2], e[3]);
-    uint32_t biased[2], fp16[2], bf16[2];
-    Int8PlusBiasFp16(word, biased);
-    BiasedInt8ToFp16(word, fp16);
-    BiasedInt8ToBf16(word, bf16);
-    for (int i = 0; i < 4; ++i) {
-      ASSERT_EQ(Lane(biased, i), FloatToHalf(1024 + e[i]));
-      ASSERT_EQ(Lane(fp16, i), FloatToHalf(e[i] - 128));
-      ASSERT_EQ(Lane(bf16, i), FloatToBf16(e[i] - 128));
-    }
-  }
-}
-
 TEST(Int8MinusZero, IsExactForEveryPair) {
   for (int z = 0; z < 256; ++z) {
     const uint32_t zero = Both(FloatToHalf(1024 + z));
     for (int q = 0; q < 256; ++q) {
       uint32_t got[2];
-      Int8MinusZeroFp16(PackInt8(q, z, 255 - q, q), {zero, zero}, got);
+      Int8MinusZeroFp16(PackInt8(q, z, 255 - q, q), zero, got);
       ASSERT_EQ(Lane(got, 0), FloatToHalf(q - z));
       ASSERT_EQ(Lane(got, 1), FloatToHalf(0));
       ASSERT_EQ(Lane(got, 2), FloatToHalf(255 - q - z));

@@ -1,9 +1,8 @@
 // KV4's bit tricks for GPUs by their host code: every code at every place of a word.
-#include "kernels/cuda/common/kv4_codes.cuh"
-
 #include <gtest/gtest.h>
 
 #include "kernels/base/half.h"
+#include "kernels/cuda/common/dequant.cuh"
 #include "tests/kernels/kv4_oracle.h"
 
 namespace awqd::cuda {

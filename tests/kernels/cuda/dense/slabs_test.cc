@@ -1,8 +1,7 @@
 // The slab rule of the dense path on invented devices. Needs no GPU.
-#include "kernels/cuda/dense/slabs.h"
-
 #include "gtest/gtest.h"
 #include "kernels/base/math.h"
+#include "kernels/cuda/dense/matmul.h"
 
 namespace awqd::dense {
 namespace {

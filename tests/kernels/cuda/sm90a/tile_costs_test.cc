@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/common/stream_k_schedule.h"
-#include "kernels/cuda/sm90a/tile_list_w4.h"
+#include "kernels/cuda/sm90a/tile_list.h"
 #include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {

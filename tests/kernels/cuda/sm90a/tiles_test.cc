@@ -109,8 +109,8 @@ TEST(PersistentTilesTest, ThePlanSaysPartsAndSlices) {
   const PlanEntry entry{Path::kFused, 25, 128, &PersistentA16Row()};
   EXPECT_EQ(
       DescribeTiles(entry, Shape(14336, 4096), H100()),
-      "25-32: 32x64 in 2 parts of 2 slices on 128 blocks, 64: 64x64 in 2 parts of 2 slices on "
-      "128 blocks, 128: 128x64 in 2 parts on 128 blocks");
+      "25-32: 32x64 in 2 splits of 2 slices on 128 blocks, 64: 64x64 in 2 splits of 2 slices on "
+      "128 blocks, 128: 128x64 in 2 splits on 128 blocks");
 }
 
 }  // namespace

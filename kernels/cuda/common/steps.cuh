@@ -1,0 +1,52 @@
+// Device code that the prologue, the epilogue and the steps between experts share: activation
+// functions, and the factor with which a row of FP32 becomes FP16.
+#pragma once
+
+#include "kernels/types.h"
+
+namespace awqd::cuda {
+
+// In FP32.
+__device__ __forceinline__ float Activate(ActivationFunction activation, float v) {
+  switch (activation) {
+    case ActivationFunction::kRelu:
+      return v < 0 ? 0 : v;
+    case ActivationFunction::kGelu:
+      return 0.5f * v * erfcf(v * -0.70710678f);
+    case ActivationFunction::kSilu:
+      return v / (1 + expf(-v));
+    default:
+      return v;
+  }
+}
+
+// Rows of FP32 are multiplied by a power of two of their own before they become FP16: no finite
+// value overflows, and rounding is relative to the row's largest value.
+
+inline constexpr float kLargestFloat = 3.4028235e38f;
+
+// The exponent of the factor of a row's sums. `largest`: the row's largest finite magnitude, which
+// goes to [2^14, 2^15), half of the largest FP16.
+__device__ __forceinline__ int HalfExponent(float largest) {
+  return largest == 0 ? 0 : max(-100, ilogbf(largest) - 14);
+}
+
+// The largest value of the kTeam threads of a row, the same in every one: a warp, or all threads of
+// the block.
+template <int kTeam>
+__device__ float LargestOfTeam(float largest) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+  }
+  if constexpr (kTeam > 32) {
+    __shared__ float by_warp[kTeam / 32];
+    if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kTeam / 32; ++w) largest = fmaxf(largest, by_warp[w]);
+  }
+  return largest;
+}
+
+}  // namespace awqd::cuda

@@ -1,0 +1,272 @@
+// Every format through the real server: from a checkpoint's folder, and inline.
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/files/npy.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/half.h"
+#include "tests/e2e/inference/golden_models.h"
+#include "tests/e2e/server_test.h"
+
+namespace awqd {
+namespace {
+
+using client::MatmulCall;
+using client::Tensor;
+using client::WeightName;
+using client::WeightSource;
+
+// Largest relative error of a product, by the type of its activations and output.
+double Tolerance(v1::DType dtype) { return dtype == v1::BF16 ? 8e-3 : 1e-3; }
+
+double Apply(v1::ActivationFunction function, double x) {
+  if (function == v1::RELU) return std::max(x, 0.0);
+  if (function == v1::GELU) return x * (1 + std::erf(x / std::sqrt(2.0))) / 2;
+  return function == v1::SILU ? x / (1 + std::exp(-x)) : x;
+}
+
+std::vector<GoldenCase> AllCases() {
+  std::vector<GoldenCase> out;
+  for (const char* folder : {"plain",
+                             "int-quantized",
+                             "fastertransformer",
+                             "gemlite",
+                             "fp8",
+                             "modelopt",
+                             "mxfp4",
+                             "bitsandbytes",
+                             "bitsandbytes-int8",
+                             "hqq",
+                             "gptq",
+                             "auto-round",
+                             "pack-quantized",
+                             "float-quantized",
+                             "nvfp4-pack-quantized",
+                             "mxfp4-pack-quantized",
+                             "qserve",
+                             "awq-gemm",
+                             "awq-gemv",
+                             "awq-gemv-fast",
+                             "awq-marlin",
+                             "gptq-marlin",
+                             "gguf",
+                             "quark",
+                             "mlx"}) {
+    for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
+  }
+  return out;
+}
+
+// Letters and digits of the case, for GoogleTest.
+std::string TestName(const testing::TestParamInfo<GoldenCase>& info) {
+  std::string name = info.param.Name();
+  for (char& c : name) c = absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+}
+
+class FormatsTest : public SharedServerTest {
+ protected:
+  static std::string Model(const GoldenCase& golden) { return golden.folder + "." + golden.model; }
+
+  // Copies the checkpoint into the repository and loads it.
+  absl::Status Load(const GoldenCase& golden) {
+    const std::string folder = *repository_ / Model(golden);
+    if (!std::filesystem::exists(folder)) std::filesystem::copy(golden.Folder(), folder);
+    return client_->LoadModel(Model(golden)).status();
+  }
+};
+
+class GoldenTest : public FormatsTest, public testing::WithParamInterface<GoldenCase> {
+ protected:
+  void SetUp() override {
+    const GoldenCase& golden = GetParam();
+    const absl::Status loaded = Load(golden);
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    const auto x = client::ReadNpy(golden.activations);
+    const auto y = client::ReadNpy(golden.matmul);
+    ASSERT_TRUE(x.ok() && y.ok()) << x.status() << y.status();
+    x_ = *client::ToTensor(*x);
+    const auto w = client_->Dequantize({.weight = Source()});
+    ASSERT_TRUE(w.ok()) << w.status();
+    weight_ = *w->output.ToFloats();
+    if (golden.factor.empty()) {
+      ASSERT_EQ(Fnv1a64(w->output.bytes), golden.dequantized_fnv1a64);
+    } else {
+      CheckFactor();
+    }
+    // The bias is the golden's difference to the product of its first row.
+    bias_ = y->ToDoubles();
+    bias_.resize(golden.n);
+    const std::vector<double> product = Product(x_, {});
+    for (int64_t n = 0; n < golden.n; ++n) bias_[n] -= product[n];
+  }
+  void TearDown() override { EXPECT_TRUE(client_->UnloadModel(Model(GetParam())).ok()); }
+
+  // The golden's hash is of the weight that activations times the factor are multiplied by, and the
+  // answer is of the one that activations are multiplied by.
+  void CheckFactor() {
+    const GoldenCase& golden = GetParam();
+    const auto factor = client::ReadNpy(golden.factor);
+    ASSERT_TRUE(factor.ok()) << factor.status();
+    const std::vector<double> factors = factor->ToDoubles();
+    const auto exact = client_->Dequantize({.weight = Source(), .output_dtype = v1::FP32});
+    ASSERT_TRUE(exact.ok()) << exact.status();
+    const std::vector<float> values = *exact->output.ToFloats();
+    std::string bytes;
+    for (int64_t i = 0; i < golden.k * golden.n; ++i) {
+      EXPECT_EQ(weight_[i], HalfToFloat(FloatToHalf(values[i]))) << i;
+      const uint16_t half = FloatToHalf(static_cast<float>(values[i] / factors[i / golden.n]));
+      bytes.append(reinterpret_cast<const char*>(&half), sizeof(half));
+    }
+    EXPECT_EQ(Fnv1a64(bytes), golden.dequantized_fnv1a64);
+  }
+
+  WeightSource Source() const { return WeightName{Model(GetParam()), GetParam().weight}; }
+
+  // f(x @ W + bias) in double.
+  std::vector<double> Product(const Tensor& x, const std::vector<double>& bias,
+                              v1::ActivationFunction function = v1::NONE) const {
+    const std::vector<float> values = *x.ToFloats();
+    const int64_t k = GetParam().k, n = GetParam().n;
+    std::vector<double> out;
+    for (int64_t row = 0; row < x.shape[0]; ++row) {
+      for (int64_t col = 0; col < n; ++col) {
+        double sum = bias.empty() ? 0 : bias[col];
+        for (int64_t i = 0; i < k; ++i) sum += double{values[row * k + i]} * weight_[i * n + col];
+        out.push_back(Apply(function, sum));
+      }
+    }
+    return out;
+  }
+
+  Tensor x_;                   // FP16 [tokens, K]
+  std::vector<float> weight_;  // [K, N], as FP16
+  std::vector<double> bias_;
+};
+
+TEST_P(GoldenTest, FromACheckpointsFolder) {
+  const GoldenCase& golden = GetParam();
+  const auto model = client_->GetModel(Model(golden));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->quant_method(), golden.quant_method);
+  for (const v1::WeightInfo& info : model->weights()) {
+    if (info.path() != golden.weight) continue;
+    EXPECT_EQ(info.format(), golden.weight_format);
+    EXPECT_EQ(info.scheme(), golden.scheme);
+    EXPECT_EQ(info.k(), golden.k);
+    EXPECT_EQ(info.n(), golden.n);
+    EXPECT_EQ(info.has_factor(), InlineOf(golden).tensors().contains("pre_quant_scale"));
+  }
+  for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {
+    const Tensor x = *client::Convert(x_, dtype);
+    const std::vector<double> expected = Product(x, bias_);
+    for (const v1::Path path : {v1::FUSED, v1::DEQUANTIZE}) {
+      SCOPED_TRACE(absl::StrCat(v1::DType_Name(dtype), " ", v1::Path_Name(path)));
+      const auto y = client_->QuantizedMatmul({.weight = Source(), .activations = x, .path = path});
+      ASSERT_TRUE(y.ok()) << y.status();
+      EXPECT_LE(RelativeError(y->output, expected), Tolerance(dtype));
+    }
+  }
+}
+
+// compressed-tensors declares how activations were quantised with the weights, and QServe implies
+// it.
+TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
+  const GoldenCase& golden = GetParam();
+  const auto model = client_->GetModel(Model(golden));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const bool declares = golden.format == "qserve" ||
+                        (golden.format == "int-quantized" && golden.model == "w8-channel");
+  for (const v1::WeightInfo& info : model->weights()) {
+    EXPECT_EQ(info.activations(), declares ? v1::INT8_PER_TOKEN : v1::ACTIVATIONS_AS_SENT);
+  }
+  MatmulCall call = {.weight = Source(), .activations = x_};
+  call.activation_quantization = v1::INT8_AS_DECLARED;
+  const auto declared = client_->QuantizedMatmul(call);
+  if (!declares) {
+    EXPECT_EQ(declared.status().code(), absl::StatusCode::kInvalidArgument) << declared.status();
+    return;
+  }
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  call.activation_quantization = v1::INT8_PER_TOKEN;
+  const auto asked = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(declared->output.bytes, asked->output.bytes);
+  EXPECT_LE(RelativeError(declared->output, Product(x_, bias_)), 2e-2);
+}
+
+TEST_P(GoldenTest, InTheRequestItIsTheSame) {
+  const WeightSource inline_weight = InlineOf(GetParam());
+  for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {
+    const auto one = client_->Dequantize({.weight = Source(), .output_dtype = dtype});
+    const auto other = client_->Dequantize({.weight = inline_weight, .output_dtype = dtype});
+    ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+    EXPECT_EQ(one->output.bytes, other->output.bytes);
+  }
+  const auto one = client_->QuantizedMatmul({.weight = Source(), .activations = x_});
+  const auto other = client_->QuantizedMatmul({.weight = inline_weight, .activations = x_});
+  ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+  EXPECT_EQ(one->output.bytes, other->output.bytes);
+}
+
+TEST_P(GoldenTest, ActivationFunctions) {
+  for (const auto function : {v1::RELU, v1::GELU, v1::SILU}) {
+    for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {
+      for (const v1::Path path : {v1::FUSED, v1::DEQUANTIZE}) {
+        SCOPED_TRACE(absl::StrCat(v1::ActivationFunction_Name(function), " ", v1::DType_Name(dtype),
+                                  " ", v1::Path_Name(path)));
+        const Tensor x = *client::Convert(x_, dtype);
+        const auto y = client_->QuantizedMatmul(
+            {.weight = Source(), .activations = x, .path = path, .activation_function = function});
+        ASSERT_TRUE(y.ok()) << y.status();
+        EXPECT_LE(RelativeError(y->output, Product(x, bias_, function)), Tolerance(dtype));
+      }
+    }
+  }
+}
+
+// Requests that may be merged, with several activation functions, each with its own answer.
+TEST_P(GoldenTest, ManyOnOneStream) {
+  const auto stream = client_->QuantizedMatmulStream({.timeout = absl::Seconds(60)});
+  std::map<std::string, MatmulCall> sent;
+  for (int i = 0; i < 24; ++i) {
+    MatmulCall call = {.weight = Source(),
+                       .activations = x_,
+                       .activation_function = static_cast<v1::ActivationFunction>(i % 4),
+                       .request_id = absl::StrCat("id", i)};
+    if (i % 6 == 5) call.weight = InlineOf(GetParam());
+    sent.emplace(call.request_id, call);
+    ASSERT_TRUE(stream->Send(std::move(call)).ok());
+  }
+  ASSERT_TRUE(stream->CloseSend().ok());
+  size_t answers = 0;
+  for (auto answer = stream->Receive(); answer.ok() && answer->has_value();
+       answer = stream->Receive(), ++answers) {
+    const MatmulCall& call = sent.at((*answer)->request_id);
+    const auto& result = (*answer)->result;
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_LE(RelativeError(result->output, Product(x_, bias_, call.activation_function)),
+              Tolerance(v1::FP16));
+  }
+  EXPECT_EQ(answers, sent.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(AllCases()), TestName);
+
+TEST_F(FormatsTest, TheServerNamesItsFormats) {
+  const auto info = client_->GetServerInfo();
+  ASSERT_TRUE(info.ok()) << info.status();
+  const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
+  EXPECT_THAT(formats, testing::IsSupersetOf(
+                           {"awq", "plain", "int-quantized", "fastertransformer", "gemlite", "gptq",
+                            "auto-round", "pack-quantized", "float-quantized",
+                            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "qserve", "awq-gemv",
+                            "awq-gemv-fast", "awq-marlin", "gptq-marlin", "gguf", "quark", "mlx"}));
+}
+
+}  // namespace
+}  // namespace awqd
