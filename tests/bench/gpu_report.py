@@ -3,7 +3,8 @@
 
 Reads the JSON lines of awqd_bench. What serves a count of tokens by default is the fused row of the plan; the dense
 path stands beside it. The plot has a panel per shape, time against tokens, both logarithmic, with the floors of the
-same run drawn in. --into puts the tables where a file has marks for this run. Needs nothing but Python 3.
+same run drawn in. --into puts the tables where a file has marks for this run. A run of several quantization schemes
+gets one table, schemes x tokens, and its plot colours the same cells. Needs nothing but Python 3.
 """
 import argparse
 import html
@@ -48,6 +49,17 @@ def load(path):
         if "cublaslt_us" in run:  # the best that any row of this run met
             at["cublaslt"] = min(run["cublaslt_us"], at.get("cublaslt", math.inf))
     return products, dequantize
+
+
+def load_schemes(path):
+    """{scheme: {m: {(k, n): time of the fused product / cuBLASLt's of the same run}}}"""
+    ratios = {}
+    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if run["m"] > 0 and "cublaslt_us" in run and not run["row"].startswith("dense/"):
+            at = ratios.setdefault(run["weight"], {}).setdefault(run["m"], {})
+            at[run["k"], run["n"]] = run["us"] / run["cublaslt_us"]
+    return ratios
 
 
 def number(us):
@@ -131,6 +143,45 @@ def tables(products, dequantize):
         out["dequantize"] = ("Dequantize: ratio to the expand floor (for FP32 output, one that writes FP32)",
                              dequantize_table(dequantize))
     return out
+
+
+def scheme_tables(ratios):
+    counts = sorted({m for by_m in ratios.values() for m in by_m})
+    shapes = sorted({shape for by_m in ratios.values() for at in by_m.values() for shape in at})
+    head = "Fused product: ratio to cuBLASLt FP16 with dense weights, " + " / ".join(f"{k} x {n}" for k, n in shapes)
+    return {"schemes": (head, table(["scheme"] + [f"M={m}" for m in counts], [
+        [f"`{scheme}`"] + [" / ".join(f"{by_m[m][s]:.2f}" if s in by_m.get(m, {}) else "-" for s in shapes)
+                           for m in counts]
+        for scheme, by_m in ratios.items()]))}
+
+
+def shade(ratio):
+    """Green below 1, white at 1, red above: the further, the darker."""
+    depth = min(1.0, abs(math.log2(ratio)) / 1.5)
+    pale = round(255 - 150 * depth)
+    return f"rgb({pale},{round(255 - 60 * depth)},{pale})" if ratio < 1 else f"rgb(255,{pale},{pale})"
+
+
+def schemes_svg(ratios, title):
+    cell, row, left, top = 58, 24, 170, 60
+    counts = sorted({m for by_m in ratios.values() for m in by_m})
+    width, height = left + cell * len(counts) + 14, top + row * len(ratios) + 14
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+           'font-family="sans-serif" font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>',
+           f'<text x="14" y="20" font-size="14" font-weight="bold">{html.escape(title)}: time / cuBLASLt FP16 with dense '
+           'weights</text>']
+    for i, m in enumerate(counts):
+        out.append(f'<text x="{left + cell * (i + 0.5)}" y="{top - 10}" text-anchor="middle">M={m}</text>')
+    for j, (scheme, by_m) in enumerate(ratios.items()):
+        y = top + row * j
+        out.append(f'<text x="14" y="{y + 17}">{html.escape(scheme)}</text>')
+        for i, m in enumerate(counts):
+            if m in by_m:
+                worst = max(by_m[m].values())
+                out.append(f'<rect x="{left + cell * i}" y="{y}" width="{cell - 2}" height="{row - 2}" '
+                           f'fill="{shade(worst)}"/><text x="{left + cell * (i + 0.5) - 1}" y="{y + 16}" '
+                           f'text-anchor="middle">{worst:.2f}</text>')
+    return "\n".join(out + ["</svg>\n"])
 
 
 def put_into(text, run, by_name):
@@ -233,10 +284,12 @@ def main():
     parser.add_argument("--into", help="a file whose tables after <!-- gpu_report: RUN NAME --> are replaced")
     parser.add_argument("--run", default="fp16", help="which of its marks are meant")
     args = parser.parse_args()
-    products, dequantize = load(args.runs)
-    if not products and not dequantize:
+    ratios = load_schemes(args.runs)
+    several = len(ratios) > 1
+    products, dequantize = ({}, {}) if several else load(args.runs)
+    if not products and not dequantize and not several:
         sys.exit(f"{args.runs}: got no runs")
-    by_name = tables(products, dequantize)
+    by_name = scheme_tables(ratios) if several else tables(products, dequantize)
     print("\n".join(f"### {heading}\n\n{body}" for heading, body in by_name.values()))
     if args.into:
         path = pathlib.Path(args.into)
@@ -244,9 +297,9 @@ def main():
             path.write_text(put_into(path.read_text(encoding="utf-8"), args.run, by_name), encoding="utf-8")
         except ValueError as error:
             sys.exit(f"{path}: {error}")
-    if args.svg and products:
+    if args.svg and (products or several):
         with open(args.svg, "w", encoding="utf-8") as file:
-            file.write(svg(products, args.title))
+            file.write(schemes_svg(ratios, args.title) if several else svg(products, args.title))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,19 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("22.0 (1.10)", text)
         self.assertEqual(products[4096, 6144][32]["fused"], 20.0)
 
+    def test_several_schemes_have_one_table(self):
+        runs = [product(m, us, 10.0, weight=weight) for weight, m, us in
+                (("w4g128z", 1, 5.0), ("w4g128z", 64, 8.0), ("e4m3c+fp32", 1, 12.0))]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.writelines(json.dumps(run) + "\n" for run in runs)
+            file.flush()
+            ratios = gpu_report.load_schemes(file.name)
+        text = gpu_report.scheme_tables(ratios)["schemes"][1]
+        self.assertIn("| `w4g128z` | 0.50 | 0.80 |", text)
+        self.assertIn("| `e4m3c+fp32` | 1.20 | - |", text)
+        drawn = ElementTree.fromstring(gpu_report.schemes_svg(ratios, "H100 <x>"))
+        self.assertEqual(len(drawn.findall("{http://www.w3.org/2000/svg}rect")), 4)
+
     def test_marks_say_where_tables_go(self):
         by_name = {"floor": ("", "| a |\n|---|\n| 1 |\n"), "dense": ("", "| b |\n")}
         text = "before\n<!-- gpu_report: fp16 floor -->\n| old |\n|---|\n\n<!-- gpu_report: bf16 floor -->\n| kept |\n"
