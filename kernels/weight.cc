@@ -75,6 +75,8 @@ int64_t OuterCount(const HostWeight& w) {
   return w.scheme.outer == OuterKind::kOne ? 1 : w.n;
 }
 
+constexpr float kLargestHalf = 65504;
+
 // Octaves between the smallest and the largest nonzero scale of a column.
 int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
   int least = INT32_MAX, most = INT32_MIN;
@@ -88,17 +90,31 @@ int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
   return least > most ? 0 : most - least;
 }
 
+// The largest finite magnitude among elements of `dtype`.
+float LargestFinite(const std::vector<uint8_t>& elements, DType dtype) {
+  const int64_t count = static_cast<int64_t>(elements.size()) / SizeOf(dtype);
+  if (dtype == DType::kFp16 || dtype == DType::kBf16) {
+    const uint16_t infinity = dtype == DType::kFp16 ? 0x7c00 : 0x7f80;
+    uint16_t most = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, elements.data() + 2 * i, 2);
+      bits &= 0x7fff;
+      most = std::max(most, bits < infinity ? bits : uint16_t{0});
+    }
+    return LoadElement(&most, dtype, 0);
+  }
+  float most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = std::fabs(LoadElement(elements.data(), dtype, i));
+    most = std::max(most, std::isfinite(value) ? value : 0);
+  }
+  return most;
+}
+
 // Measures FP16 scales. Almost no weight has a large one, which one pass over the bits shows.
 void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
-  const int64_t count = static_cast<int64_t>(w.scales.size()) / 2;
-  uint16_t most = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, w.scales.data() + 2 * i, 2);
-    bits &= 0x7fff;
-    most = std::max(most, bits < 0x7c00 ? bits : uint16_t{0});
-  }
-  out->large_scales = PassesHalf(w.scheme, HalfToFloat(most));
+  out->large_scales = PassesHalf(w.scheme, LargestFinite(w.scales, DType::kFp16));
   if (!out->large_scales) return;
   const int64_t groups = out->groups(), step = out->block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
@@ -107,6 +123,37 @@ void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
     if (!large) continue;
     out->scale_octaves = std::max(out->scale_octaves, OctavesOfColumn(w, groups, col));
   }
+}
+
+// The largest magnitude of a code.
+float LargestCode(const HostWeight& w) {
+  constexpr float kLargestE2m1 = 6, kLargestE4m3 = 448;
+  float most = 0;
+  switch (w.scheme.code) {
+    case CodeKind::kE2m1:
+      return kLargestE2m1;
+    case CodeKind::kE4m3:
+      return kLargestE4m3;
+    case CodeKind::kTable:
+      for (const float value : w.table) {
+        if (std::isfinite(value)) most = std::max(most, std::fabs(value));
+      }
+      return most;
+    case CodeKind::kUnsigned:
+      break;
+  }
+  return static_cast<float>((1 << w.scheme.bits) - 1);
+}
+
+// Whether a product of a code and its scale, less a real zero, may be a finite number beyond FP16.
+// The largest of all scales and zeros decide, because that takes one pass over each.
+bool MayPassHalf(const HostWeight& w) {
+  if (w.scheme.code == CodeKind::kE2m1) return false;  // its scales are of eight bits or FP16
+  const float code = LargestCode(w), scale = LargestFinite(w.scales, *w.scheme.scale_dtype);
+  if (!w.scheme.real_zeros()) return code * scale > kLargestHalf;
+  const float zero = LargestFinite(w.zeros, w.scheme.zero_dtype);
+  const bool first = w.scheme.zero_kind == ZeroKind::kRealBefore;
+  return (first ? (code + zero) * scale : code * scale + zero) > kLargestHalf;
 }
 
 // The largest |code - zero|.
@@ -186,7 +233,6 @@ absl::Status ValidateBesideCodes(const HostWeight& w) {
 }
 
 bool PassesHalf(const QuantizationScheme& d, float scale) {
-  constexpr float kLargestHalf = 65504;
   return d.scale_dtype == DType::kFp16 && d.is_integer() && !d.real_zeros() &&
          std::isfinite(scale) &&
          std::fabs(scale) * static_cast<float>(LargestInteger(d)) > kLargestHalf;
@@ -196,7 +242,9 @@ WeightShape ShapeOf(const HostWeight& w) {
   WeightShape out = w.shape();
   const std::optional<DType> scale = w.scheme.scale_dtype;
   if (w.scales.empty()) return out;  // not read yet
-  if (scale == DType::kFp16) MeasureHalfScales(w, &out);
+  const bool integers = w.scheme.is_integer() && !w.scheme.real_zeros();
+  if (scale == DType::kFp16 && integers) MeasureHalfScales(w, &out);
+  if (!integers || scale == DType::kFp32) out.large_scales = MayPassHalf(w);
   if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
   const int64_t groups = out.groups(), step = out.block_cols();
   for (int64_t col = 0; col < w.n; col += step) {

@@ -28,8 +28,8 @@ struct WeightShape {
   // layouts whose scales have a narrower exponent. Measured for BF16, FP32 and E8M0 scales, and for
   // the columns of FP16 scales that large_scales concerns; else 0.
   int scale_octaves = 0;
-  // Scales are FP16, and an integer of the codes times some scale may be a finite number beyond
-  // FP16.
+  // Some code times its scale, less a real zero, may be a finite number beyond FP16. Measured where
+  // rows round such products to FP16: FP16 scales, real zeros, and FP32 scales of groups.
   bool large_scales = false;
 
   // The number of rows of K that share a scale, and the number of such groups; the last group may

@@ -24,7 +24,13 @@
 //
 // In a unit the words of lane 0 come first, then those of lane 1, and so on. For 8 bits words 0..3
 // of all lanes come first, then words 4..7 of all. For 3 bits a unit has the lower two bits of all
-// codes as codes of 2 bits, then the upper bits as codes of 1 bit.
+// codes as codes of 2 bits, then the upper bits as codes of 1 bit. For 5, 6 and 7 bits it has the
+// lower four bits as codes of 4 bits, then bits 4 and 5 (for 5 bits: bit 4), then for 7 bits bit 6.
+// The words of these upper planes have bits for the bytes of 8-bit codes: with r = 2 s + p % 2,
+//
+//   bits  words of a lane   word           bit of pair p at step s
+//   2     2                 r / 4          8 (p / 2) + 2 (r % 4)
+//   1     1                 0              8 (p / 2) + r
 //
 // Padding decodes to 0. Along N (to 64) code, zero and scale are 0. Along K (to 128) codes are the
 // zero points of the last group, because its meta serves them where a group is all of K. Constant
@@ -73,6 +79,11 @@
 //      3    0    8  code         2-2  codes     256    4
 //      1   16    0  code         0-0  codes       0    3
 //      1   49    8  code         0-0  codes       3    5
+//      5    0    8  code         0-3  codes       0    4
+//      5   17    8  code         4-4  codes     514    3
+//      6   33    8  code         4-5  codes     518    2
+//      7   33    9  code         4-5  codes     550    2
+//      7   33    9  code         6-6  codes     786    5
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -102,6 +113,8 @@ int MostOctaves(const QuantizationScheme& d) {
 
 bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 
+bool HasFloatScales(const WeightShape& shape) { return mma16::HasFloatScales(MetaKindOf(shape)); }
+
 // Whether Part::kOuter is the whole scale.
 bool ScaleIsOuter(const WeightShape& shape) {
   const QuantizationScheme& d = shape.scheme;
@@ -111,9 +124,11 @@ bool ScaleIsOuter(const WeightShape& shape) {
 
 bool IsNormalised(const WeightShape& shape) {
   const QuantizationScheme& d = shape.scheme;
-  if (d.scale_dtype == DType::kFp16) return shape.large_scales && !ScaleIsOuter(shape);
+  if (d.scale_dtype == DType::kFp16) {
+    return shape.large_scales && !ScaleIsOuter(shape) && !HasFloatScales(shape);
+  }
   return (d.scale_dtype == DType::kBf16 || d.scale_dtype == DType::kE8m0) && !PerColumn(shape) &&
-         !HasFloatScales(MetaKindOf(d));
+         !HasFloatScales(shape);
 }
 
 // Whether Part::kOuter is 1 everywhere; rows of bare records always multiply by it.
@@ -125,9 +140,6 @@ bool OuterIsOnes(const WeightShape& shape) {
 bool MovesScales(const WeightShape& shape) {
   return ScaleIsOuter(shape) || IsNormalised(shape) || OuterIsOnes(shape);
 }
-
-// E2M1 and tables have 4 bits, E4M3 has 8.
-bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
 
 // Whether records hold scales of this type exactly as FP16.
 bool FitsFp16(const QuantizationScheme& d) {
@@ -147,13 +159,13 @@ bool FitsFp16(const QuantizationScheme& d) {
 
 std::string RefusesScales(const WeightShape& shape) {
   const QuantizationScheme& d = shape.scheme;
-  if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(MetaKindOf(d))) {
+  if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(shape)) {
     return "holds a scale for each column";
   }
   if (MovesScales(shape) && d.outer != OuterKind::kNone) {
     return "holds no outer scale beside these scales";
   }
-  if (!d.scale_dtype || ScaleIsOuter(shape) || HasFloatScales(MetaKindOf(d))) return "";
+  if (!d.scale_dtype || ScaleIsOuter(shape) || HasFloatScales(shape)) return "";
   if (!FitsFp16(d)) {
     return absl::StrCat(
         "holds scales of groups in FP16 and BF16, of up to 4 bits in INT8, of E2M1 "
@@ -168,19 +180,15 @@ std::string RefusesScales(const WeightShape& shape) {
 }
 
 std::string RefusesRealZeros(const WeightShape& shape) {
-  constexpr int kRows = 32;
-  if (!shape.scheme.is_integer()) return "holds real zeros of integer codes";
-  if (shape.groups() == 1 || shape.group_rows() % kRows == 0) return "";
-  return absl::StrCat("holds real zeros of all of K or of a multiple of ", kRows, " rows, got ",
+  const int rows = RealZerosRows(shape.scheme.bits);
+  if (shape.groups() == 1 || shape.group_rows() % rows == 0) return "";
+  return absl::StrCat("holds real zeros or FP32 scales of multiples of ", rows, " rows, got ",
                       shape.group_rows());
 }
 
 std::string Refuses(const WeightShape& shape) {
   const QuantizationScheme& d = shape.scheme;
-  if (!HoldsBits(d.bits)) {
-    return absl::StrCat("holds integer codes of 1, 2, 3, 4 and 8 bits, got ", ToString(d));
-  }
-  if (d.real_zeros()) return RefusesRealZeros(shape);
+  if (d.real_zeros() && !d.is_integer()) return "holds real zeros of integer codes";
   if (!d.is_integer() && (d.zero_kind != ZeroKind::kConstant || d.zero != 0)) {
     return "holds no zeros of codes that are no integers";
   }
@@ -191,7 +199,7 @@ std::string Refuses(const WeightShape& shape) {
     return absl::StrCat("group size ", shape.group_rows(), " is neither K nor a multiple of ",
                         kRowTile);
   }
-  return RefusesScales(shape);
+  return HasRealZeros(shape) ? RefusesRealZeros(shape) : RefusesScales(shape);
 }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
@@ -263,7 +271,7 @@ MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
 uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
   const bool one = !w.scheme.scale_dtype || ScaleIsOuter(shape);
-  if (HasFloatScales(MetaKindOf(w.scheme))) {
+  if (HasFloatScales(shape)) {
     return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
   }
   if (one) return 0x3c00;
@@ -279,7 +287,7 @@ uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float n
 template <typename Fn>
 void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
   const int bits = w.scheme.bits;
-  const MetaKind kind = MetaKindOf(w.scheme);
+  const MetaKind kind = MetaKindOf(w.shape());
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
@@ -306,11 +314,9 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
   const DType dtype = *w->scheme.scale_dtype;
-  const float in_record = HasFloatScales(MetaKindOf(w->scheme))
-                              ? std::bit_cast<float>(record)
-                              : HalfToFloat(static_cast<uint16_t>(record));
-  const bool half =
-      dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->scheme));
+  const float in_record = HasFloatScales(shape) ? std::bit_cast<float>(record)
+                                                : HalfToFloat(static_cast<uint16_t>(record));
+  const bool half = dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(shape);
   // If an FP16 scale was not moved, `outer` is the scheme's own or none.
   const bool moved = half ? w->scheme.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
   const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;
@@ -327,19 +333,23 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
 void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
                  HostWeight* w) {
   const int mask = (1 << ZeroBits(w->scheme.bits)) - 1;
-  const int scale_bytes = HasFloatScales(MetaKindOf(w->scheme)) ? 4 : 2;
+  const int scale_bytes = HasFloatScales(w->shape()) ? 4 : 2;
   ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
     uint32_t scale = 0;
     std::memcpy(&scale, in + first + place.scale, scale_bytes);
     if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
     if (w->zeros.empty()) return;
-    if (w->scheme.real_zeros()) {
-      float zero = 0;
-      std::memcpy(&zero, in + first + place.zero, sizeof zero);
-      StoreElement(w->zeros.data(), w->scheme.zero_dtype, w->Cell(group, n), zero);
+    if (!HasRealZeros(w->shape())) {
+      w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
       return;
     }
-    w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
+    float zero = 0;
+    std::memcpy(&zero, in + first + place.zero, sizeof zero);
+    if (w->scheme.real_zeros()) {
+      StoreElement(w->zeros.data(), w->scheme.zero_dtype, w->Cell(group, n), zero);
+    } else {
+      w->zeros[w->Cell(group, n)] = static_cast<uint8_t>(zero);
+    }
   });
 }
 
@@ -349,7 +359,8 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
   const int metas = MetasPerRecord(shape), codes = CodesBytes(w.scheme.bits);
-  const int scale_bytes = HasFloatScales(MetaKindOf(w.scheme)) ? 4 : 2;
+  const int scale_bytes = HasFloatScales(shape) ? 4 : 2;
+  const bool real_zeros = HasRealZeros(shape);
   uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
     uint8_t* const record = records + index * RecordBytes(shape);
@@ -359,8 +370,8 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
     ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
       const uint32_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
       std::memcpy(meta + first + place.scale, &scale, scale_bytes);
-      if (w.scheme.real_zeros()) {
-        const float zero = w.RealZero(group, n);
+      if (real_zeros) {
+        const float zero = w.scheme.real_zeros() ? w.RealZero(group, n) : w.Zero(group, n);
         std::memcpy(meta + first + place.zero, &zero, sizeof zero);
       } else if (w.scheme.is_integer()) {
         meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;

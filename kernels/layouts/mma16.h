@@ -3,7 +3,7 @@
 // Weights are the A operand of m16n8k16 (rows = out features). The unit of storage is a record: 64
 // out features x 128 in features, codes first, then what decodes them, so that one contiguous read
 // brings all that a block needs for one step. Records follow each other along K, then along N.
-// Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table take their own width.
+// Integer codes, E2M1, E4M3 and indices of a table take their own width.
 // mma16.cc specifies every bit, with worked places.
 #pragma once
 
@@ -28,15 +28,27 @@ enum class MetaKind : uint8_t {
   kIntegerZeros,  // scales in FP16, then zeros: 4 bits for codes of up to 4 bits, else 8
   kHalfScales,    // E2M1: scales in FP16
   kFloatScales,   // E4M3 and tables: scales in FP32
-  kRealZeros,     // integer codes with real zeros: scales in FP32, then zeros in FP32
+  kRealZeros,     // integer codes, HasRealZeros: scales in FP32, then zeros in FP32
 };
 constexpr MetaKind MetaKindOf(CodeKind code, bool real_zeros) {
   if (real_zeros) return MetaKind::kRealZeros;
   if (code == CodeKind::kUnsigned) return MetaKind::kIntegerZeros;
   return code == CodeKind::kE2m1 ? MetaKind::kHalfScales : MetaKind::kFloatScales;
 }
-inline MetaKind MetaKindOf(const QuantizationScheme& d) {
-  return MetaKindOf(d.code, d.real_zeros());
+// Whether records hold zeros as real numbers: integer codes with real zeros, or with FP32 scales of
+// groups, which FP16 does not hold. Integer zeros then count as taken off before the scale.
+inline bool HasRealZeros(const WeightShape& shape) {
+  const QuantizationScheme& d = shape.scheme;
+  const bool groups = d.block_rows != 0 && d.block_rows < shape.k;
+  return d.real_zeros() || (d.is_integer() && groups && d.scale_dtype == DType::kFp32);
+}
+// Their groups have a multiple of so many rows, unless one has all of K. 16 where GGUF has such.
+constexpr int RealZerosRows(int bits) { return bits == 2 || bits == 3 || bits == 6 ? 16 : 32; }
+inline bool TakesZeroFirst(const WeightShape& shape) {
+  return shape.scheme.zero_kind != ZeroKind::kRealAfter;
+}
+inline MetaKind MetaKindOf(const WeightShape& shape) {
+  return MetaKindOf(shape.scheme.code, HasRealZeros(shape));
 }
 constexpr bool HasFloatScales(MetaKind kind) {
   return kind == MetaKind::kFloatScales || kind == MetaKind::kRealZeros;
@@ -82,18 +94,28 @@ constexpr int RecordBytes(int bits, int metas, MetaKind kind = MetaKind::kIntege
   return CodesBytes(bits) + metas * MetaBytes(bits, kind);
 }
 inline int RecordBytes(const WeightShape& shape) {
-  return RecordBytes(shape.scheme.bits, MetasPerRecord(shape), MetaKindOf(shape.scheme));
+  return RecordBytes(shape.scheme.bits, MetasPerRecord(shape), MetaKindOf(shape));
 }
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }
 
-// The place of a code in the codes of a record: bits [bit, bit + width) of byte `byte`. A 3-bit
-// code lies in two planes, its lower two bits in one and its upper bit in the other.
+// Codes of 3, 5, 6 and 7 bits lie in planes: 2 + 1, 4 + 1, 4 + 2 and 4 + 2 + 1 bits, the lowest
+// bits in the first. The width of a plane; 0 where there is none.
+constexpr int PlaneBits(int bits, int plane) {
+  const int first = bits == 3 ? 2 : bits < 5 || bits == 8 ? bits : 4;
+  if (plane == 0) return first;
+  const int rest = bits - first;
+  if (plane == 1) return rest == 3 ? 2 : rest;
+  return rest == 3 ? 1 : 0;
+}
+inline constexpr int kMostPlanes = 3;
+
+// The place of a plane of a code in the codes of a record: bits [bit, bit + PlaneBits) of byte
+// `byte`. `n` in [0, 64), `k` in [0, 128).
 struct CodePlace {
   int byte = 0;
   int bit = 0;
 };
-// `plane` is 0, or 1 for the upper bit of a 3-bit code; `n` in [0, 64), `k` in [0, 128).
 CodePlace PlaceOfCode(int bits, int plane, int n, int k);
 
 // Writes the CodesBytes of the record whose first code is that of column n0 and row k0, padding

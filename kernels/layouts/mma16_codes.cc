@@ -1,6 +1,7 @@
 // Packs the codes of a record of layout "mma16". The table at the head of mma16.cc has their
 // places.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -11,37 +12,24 @@ namespace awqd::mma16 {
 namespace {
 
 // The code that pads column n along K. It decodes to 0; in a table to the least magnitude. With
-// real zeros any code will do, because activations are 0 there.
+// zeros as real numbers any code will do, because activations are 0 there.
 int PaddingOf(const HostWeight& w, int64_t n) {
-  if (w.scheme.real_zeros()) return 0;
+  if (HasRealZeros(w.shape())) return 0;
   if (w.table.empty()) return w.Zero(w.groups() - 1, n);
   const auto smaller = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
   return static_cast<int>(std::min_element(w.table.begin(), w.table.end(), smaller) -
                           w.table.begin());
 }
 
-// The code at [k, n], or PaddingOf(n) past the last row.
-int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
-  if (n >= w.n) return 0;
-  return k < w.k ? w.Code(k, n) : PaddingOf(w, n);
-}
-
-// Packs codes of any width one by one.
-void PackAnyCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  const int bits = w.scheme.bits;
-  std::memset(record, 0, CodesBytes(bits));
-  for (int k = 0; k < kBlockK; ++k) {
-    for (int n = 0; n < kTileN; ++n) {
-      const int code = CodeAt(w, k0 + k, n0 + n);
-      const CodePlace low = PlaceOfCode(bits, 0, n, k);
-      if (bits != 3) {
-        record[low.byte] |= code << low.bit;
-        continue;
-      }
-      const CodePlace high = PlaceOfCode(bits, 1, n, k);
-      record[low.byte] |= (code & 3) << low.bit;
-      record[high.byte] |= (code >> 2) << high.bit;
-    }
+// Calls fn(place, lowest bit of the code, mask of so many bits) for each plane of a code.
+template <typename Fn>
+void ForEachPlane(int bits, int n, int k, Fn fn) {
+  int lowest = 0;
+  for (int plane = 0; plane < kMostPlanes; ++plane) {
+    const int width = PlaneBits(bits, plane);
+    if (width == 0) break;
+    fn(PlaceOfCode(bits, plane, n, k), lowest, (1 << width) - 1);
+    lowest += width;
   }
 }
 
@@ -52,8 +40,7 @@ void StoreCode(HostWeight* w, int64_t row, int64_t col, int code) {
   byte = static_cast<uint8_t>((byte & ~(((1 << bits) - 1) << shift)) | code << shift);
 }
 
-// Codes of 4 and 8 bits, which nearly all weights have, are packed faster: eight columns of a row
-// are read at once.
+// Eight columns of a row are read at once.
 
 // PaddingOf for columns [column, column + 8), in the form of EightCodes.
 uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
@@ -116,8 +103,8 @@ void PackNibbles(const RecordCodes<uint32_t, kWhole>& codes, int64_t n, int64_t 
 }
 
 // A word holds rows 2 pair + {0, 8, 1, 9} of one out feature.
-template <bool kWhole>
-void PackBytes(const RecordCodes<uint64_t, kWhole>& codes, int64_t n, int64_t k, uint8_t* unit) {
+template <typename Codes>
+void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
   constexpr int kRows[4] = {0, 8, 1, 9};
   for (int i = 0; i < 2 * kSteps; ++i) {  // the lanes' words
     uint8_t* const to = unit + i / 4 * 512 + i % 4 * 4;
@@ -135,14 +122,80 @@ void PackBytes(const RecordCodes<uint64_t, kWhole>& codes, int64_t n, int64_t k,
   }
 }
 
-// Calls pack(codes of the record, first n and k of a unit, its bytes) for every unit of a record.
+// Eight codes of `bits` bits, side by side from the lowest on, as bytes.
+uint64_t AsBytes(uint64_t codes, int bits) {
+  if (bits == 2) {
+    codes = (codes | codes << 24) & 0x000000ff000000ff;
+    codes = (codes | codes << 12) & 0x000f000f000f000f;
+    codes = (codes | codes << 6) & 0x0303030303030303;
+  } else if (bits == 4) {
+    codes = (codes | codes << 16) & 0x0000ffff0000ffff;
+    codes = (codes | codes << 8) & 0x00ff00ff00ff00ff;
+    codes = (codes | codes << 4) & 0x0f0f0f0f0f0f0f0f;
+  }
+  return codes;
+}
+
+// The same as RecordCodes<uint64_t> for codes of any width.
+class CodesAsBytes {
+ public:
+  explicit CodesAsBytes(const HostWeight& w) : w_(w), bits_(w.code_bits()) {}
+
+  uint64_t At(int64_t row, int64_t column) const {
+    if (column >= w_.n) return 0;
+    return AsBytes(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column), bits_);
+  }
+
+ private:
+  const HostWeight& w_;
+  const int bits_;
+};
+
+// The planes of codes of 1 to 3 and of 5 to 7 bits, from the words of PackBytes.
+void PackPlanes(int bits, const uint8_t* bytes, uint8_t* unit) {
+  constexpr int kOneBit[4] = {2, 3, 10, 11};
+  const int first = PlaneBits(bits, 0);
+  uint8_t* const second = unit + UnitBytes(first);
+  for (int lane = 0; lane < 32; ++lane) {
+    uint32_t words[8], four[4] = {}, two[2] = {}, one = 0;
+    std::memcpy(words, bytes + lane * 16, 16);
+    std::memcpy(words + 4, bytes + 512 + lane * 16, 16);
+    for (int r = 0; r < 8; ++r) {
+      const uint32_t word = words[r];
+      if (first == 4) {
+        four[r / 2] |= (word & 0x0f0f0f0fu) << 4 * (r % 2);
+        two[r / 4] |= (word >> 4 & 0x03030303u) << 2 * (r % 4);
+        one |= (word >> (bits == 5 ? 4 : 6) & 0x01010101u) << r;
+      } else {
+        // Bytes 0 and 2 are the step's pair r % 2, bytes 1 and 3 the pair after the next.
+        const auto pairs = [&](int lowest, uint32_t mask) {
+          return (word >> lowest & mask) << 2 * (r % 2) | (word >> (8 + lowest) & mask)
+                                                              << (2 * (r % 2) + 4);
+        };
+        two[r / 4] |= pairs(0, 0x00030003u) << 8 * (r / 2 % 2);
+        one |= std::rotl(pairs(bits == 3 ? 2 : 0, 0x00010001u), kOneBit[r / 2]);
+      }
+    }
+    if (first == 4) std::memcpy(unit + lane * 16, four, 16);
+    if (first == 2) std::memcpy(unit + lane * 8, two, 8);
+    if (bits == 6 || bits == 7) std::memcpy(second + lane * 8, two, 8);
+    if (bits == 5 || bits == 3) std::memcpy(second + lane * 4, &one, 4);
+    if (bits == 7) std::memcpy(second + UnitBytes(2) + lane * 4, &one, 4);
+    if (bits == 1) std::memcpy(unit + lane * 4, &one, 4);
+  }
+}
+
+// Calls pack(codes, first n and k of a unit, its bytes) for every unit of a record.
+template <typename Codes, typename Pack>
+void PackUnitsOf(const Codes& codes, int bits, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
+  for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
+    pack(codes, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK, record + unit * UnitBytes(bits));
+  }
+}
 template <typename Word, typename Pack>
 void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
-  const int bytes = UnitBytes(w.code_bits());
   const auto pack_all = [&](const auto& codes) {
-    for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
-      pack(codes, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK, record + unit * bytes);
-    }
+    PackUnitsOf(codes, w.scheme.bits, n0, k0, record, pack);
   };
   const bool whole = n0 + kTileN <= w.n && k0 + kBlockK <= w.k;
   whole ? pack_all(RecordCodes<Word, true>(w)) : pack_all(RecordCodes<Word, false>(w));
@@ -159,21 +212,23 @@ void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
       return PackUnits<uint64_t>(w, n0, k0, record,
                                  [](const auto& codes, auto... at) { PackBytes(codes, at...); });
     default:
-      return PackAnyCodes(w, n0, k0, record);
+      return PackUnitsOf(CodesAsBytes(w), w.scheme.bits, n0, k0, record,
+                         [&](const CodesAsBytes& codes, int64_t n, int64_t k, uint8_t* unit) {
+                           uint8_t bytes[UnitBytes(8)];
+                           PackBytes(codes, n, k, bytes);
+                           PackPlanes(w.scheme.bits, bytes, unit);
+                         });
   }
 }
 
 void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* w) {
   const int bits = w->scheme.bits;
-  const int width = bits == 3 ? 2 : bits, mask = (1 << width) - 1;
   for (int k = 0; k < std::min<int64_t>(kBlockK, w->k - k0); ++k) {
     for (int n = 0; n < std::min<int64_t>(kTileN, w->n - n0); ++n) {
-      const CodePlace low = PlaceOfCode(bits, 0, n, k);
-      int code = record[low.byte] >> low.bit & mask;
-      if (bits == 3) {
-        const CodePlace high = PlaceOfCode(bits, 1, n, k);
-        code |= (record[high.byte] >> high.bit & 1) << 2;
-      }
+      int code = 0;
+      ForEachPlane(bits, n, k, [&](CodePlace at, int lowest, int mask) {
+        code |= (record[at.byte] >> at.bit & mask) << lowest;
+      });
       StoreCode(w, k0 + k, n0 + n, code);
     }
   }
@@ -181,23 +236,29 @@ void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* w) {
 
 CodePlace PlaceOfCode(int bits, int plane, int n, int k) {
   constexpr int kOneBit[4] = {2, 3, 10, 11};
-  const int unit = (n / kRowTile * 2 + k / kUnitK) * UnitBytes(bits);
+  int base = (n / kRowTile * 2 + k / kUnitK) * UnitBytes(bits);
+  for (int before = 0; before < plane; ++before) base += UnitBytes(PlaneBits(bits, before));
+  const int width = PlaneBits(bits, plane);
   const int lane = n % 8 * 4 + k % 8 / 2;
   const int step = k % kUnitK / 16, pair = n % kRowTile / 8 + 2 * (k % 16 / 8);
   const int upper = 16 * (k % 2);
-  int word = 0, bit = 0, lane_bytes = 0, base = unit;
-  if (bits == 8) {
-    word = 2 * step + pair % 2, bit = 8 * (pair / 2), lane_bytes = 16;
-    base += word / 4 * 512, word %= 4;
-  } else if (bits == 4) {
-    word = step, bit = 4 * pair, lane_bytes = 16;
-  } else if (bits == 2 || (bits == 3 && plane == 0)) {
-    word = step / 2, bit = 8 * (step % 2) + 2 * pair, lane_bytes = 8;
+  int word = 0, bit = 0;
+  if (bits > 4 && bits < 8 && plane > 0) {
+    // Byte by byte as words of 8-bit codes: each step and row takes bits of its own.
+    const int place = 2 * step + pair % 2;
+    word = place * width / 8, bit = 8 * (pair / 2) + place * width % 8;
+  } else if (width == 8) {
+    word = 2 * step + pair % 2, bit = 8 * (pair / 2);
+  } else if (width == 4) {
+    word = step, bit = 4 * pair;
+  } else if (width == 2) {
+    word = step / 2, bit = 8 * (step % 2) + 2 * pair;
   } else {
-    bit = kOneBit[step] + 2 * pair, lane_bytes = 4;
-    if (bits == 3) base += UnitBytes(2);
+    bit = kOneBit[step] + 2 * pair;
   }
+  const int lane_bytes = 4 * width;
   bit = (bit + upper) % 32;
+  if (width == 8) return {base + word / 4 * 512 + lane * 16 + word % 4 * 4 + bit / 8, bit % 8};
   return {base + lane * lane_bytes + word * 4 + bit / 8, bit % 8};
 }
 

@@ -242,11 +242,14 @@ std::string NameOf(const ::testing::TestParamInfo<GroupedTest::ParamType>& info)
 
 // The CPU has no such row: its experts run one by one.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GroupedTest);
-INSTANTIATE_TEST_SUITE_P(Rows, GroupedTest,
-                         ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kGroupedMatmul)),
-                                            ::testing::Values("w4g80z", "w4g128z", "w4g16s",
-                                                              "w4cs+bf16", "w4cz")),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Rows, GroupedTest,
+    ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kGroupedMatmul)),
+                       ::testing::Values("w4g80z", "w4g128z", "w4g16s", "w4g64z", "w4cs+bf16",
+                                         "w4cz", "w8cs", "w8g128z", "e2m1g32+e8m0",
+                                         "e2m1g16+e4m3*t", "e4m3c+fp32", "e4m3b128x128+fp32",
+                                         "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32")),
+    NameOf);
 
 }  // namespace
 }  // namespace awqd::testing

@@ -42,11 +42,37 @@ struct Shape {
   int64_t k, n;
   const char* scheme;
 };
-constexpr Shape kShapes[] = {
-    {1024, 456, "w4g128z"},      {1024, 456, "w4g64z"},    {1376, 456, "w4g32z"},
-    {2048, 456, "w4g128z"},      {2048, 456, "w4g64z"},    {2720, 456, "w4g32z"},
-    {1024, 456, "w8cs"},         {1024, 456, "w8g128z"},   {1024, 456, "e2m1g16+e4m3*t"},
-    {1376, 456, "e2m1g32+e8m0"}, {1024, 456, "e4m3c+fp32"}};
+constexpr Shape kShapes[] = {{1024, 456, "w4g128z"},
+                             {1024, 456, "w4g64z"},
+                             {1376, 456, "w4g32z"},
+                             {2048, 456, "w4g128z"},
+                             {2048, 456, "w4g64z"},
+                             {2720, 456, "w4g32z"},
+                             {1024, 456, "w8cs"},
+                             {1024, 456, "w8g128z"},
+                             {1024, 456, "e2m1g16+e4m3*t"},
+                             {1376, 456, "e2m1g32+e8m0"},
+                             {1024, 456, "e4m3c+fp32"},
+                             {1024, 456, "w8g32z"},
+                             {1024, 456, "e4m3b128x128+fp32"},
+                             {1376, 456, "e4m3g32+fp32"},
+                             {1024, 456, "t4g64+fp32"},
+                             {1024, 456, "w1g128z"},
+                             {1376, 456, "w1g32z"},
+                             {1024, 456, "w2g128z"},
+                             {1376, 456, "w2g16s"},
+                             {1024, 456, "w3g128z"},
+                             {1376, 456, "w3g32z"},
+                             {1024, 456, "w5g128z"},
+                             {1376, 456, "w5g32s"},
+                             {1024, 456, "w6g128z"},
+                             {1376, 456, "w6g64z"},
+                             {1376, 456, "w2g16o:fp32+fp32"},
+                             {1376, 456, "w3g16s+fp32"},
+                             {1376, 456, "w4g32o:fp32+fp32"},
+                             {1376, 456, "w5g32r"},
+                             {1376, 456, "w6g16s+fp32"},
+                             {1376, 456, "w8g64o"}};
 
 WeightShape ShapeOf(const Shape& shape) {
   return {shape.k, shape.n, ParseScheme(shape.scheme).value()};
@@ -57,17 +83,34 @@ struct Codes {
   const char* name;
   CodeKind kind;
   int bits;
+  bool real_zeros = false;
 };
 constexpr Codes kFourBits = {"w4", CodeKind::kUnsigned, 4};
 constexpr Codes kEightBits = {"w8", CodeKind::kUnsigned, 8};
-constexpr Codes kE2m1 = {"e2m1", CodeKind::kE2m1, 4};
-constexpr Codes kE4m3 = {"e4m3", CodeKind::kE4m3, 8};
+// Every tile that is compiled for these serves all their kinds of records.
+constexpr Codes kOthers[] = {{"e2m1", CodeKind::kE2m1, 4},
+                             {"e4m3", CodeKind::kE4m3, 8},
+                             {"t4", CodeKind::kTable, 4},
+                             {"w1", CodeKind::kUnsigned, 1},
+                             {"w2", CodeKind::kUnsigned, 2},
+                             {"w3", CodeKind::kUnsigned, 3},
+                             {"w5", CodeKind::kUnsigned, 5},
+                             {"w6", CodeKind::kUnsigned, 6},
+                             {"w2_real", CodeKind::kUnsigned, 2, true},
+                             {"w3_real", CodeKind::kUnsigned, 3, true},
+                             {"w4_real", CodeKind::kUnsigned, 4, true},
+                             {"w5_real", CodeKind::kUnsigned, 5, true},
+                             {"w6_real", CodeKind::kUnsigned, 6, true},
+                             {"w8_real", CodeKind::kUnsigned, 8, true}};
 
 std::vector<int> ShapesOf(Codes codes) {
   std::vector<int> out;
   for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
-    const QuantizationScheme d = ShapeOf(kShapes[shape]).scheme;
-    if (d.code == codes.kind && d.bits == codes.bits) out.push_back(shape);
+    const WeightShape of = ShapeOf(kShapes[shape]);
+    if (of.scheme.code == codes.kind && of.scheme.bits == codes.bits &&
+        mma16::HasRealZeros(of) == codes.real_zeros) {
+      out.push_back(shape);
+    }
   }
   return out;
 }
@@ -247,11 +290,12 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     }
   }
   // Every kind of records, or the commonest one; INT8 accepts no 8-bit zeros but 128.
-  if (codes.kind != CodeKind::kUnsigned) {
+  const bool commonest = codes.name == kFourBits.name || codes.name == kEightBits.name;
+  if (!commonest) {
     EXPECT_EQ(suited, ShapesOf(codes).size());
     return;
   }
-  const int lengths = tile.accumulators == 0 ? 2 : 1, kinds = codes.bits == 8 ? 2 : 3;
+  const int lengths = tile.accumulators == 0 ? 2 : 1, kinds = 3;
   EXPECT_TRUE(suited == kinds * lengths || suited == lengths) << suited;
 }
 
@@ -266,6 +310,18 @@ auto Every(bool fixed_order, Codes codes, const std::vector<PersistentTile>& til
   return ::testing::Combine(::testing::Values(fixed_order), ::testing::Values(codes),
                             ::testing::ValuesIn(tiles),
                             ::testing::Values(DType::kFp16, DType::kBf16));
+}
+
+std::vector<Param> EveryOfOthers() {
+  std::vector<Param> out;
+  for (const Codes& codes : kOthers) {
+    for (const PersistentTile& tile : cuda::PersistentTiles(Commonest(codes))) {
+      for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+        out.emplace_back(false, codes, tile, dtype);
+      }
+    }
+  }
+  return out;
 }
 
 auto EveryOfInt8(Codes codes) {
@@ -284,10 +340,8 @@ INSTANTIATE_TEST_SUITE_P(FixedOrderTiles, PersistentTileTest,
 INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
                          Every(false, kEightBits, cuda::PersistentTiles(Commonest(kEightBits))),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(TilesOfE2m1, PersistentTileTest,
-                         Every(false, kE2m1, cuda::PersistentTiles(Commonest(kE2m1))), NameOf);
-INSTANTIATE_TEST_SUITE_P(TilesOfE4m3, PersistentTileTest,
-                         Every(false, kE4m3, cuda::PersistentTiles(Commonest(kE4m3))), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfOthers, PersistentTileTest, ::testing::ValuesIn(EveryOfOthers()),
+                         NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(kFourBits), NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfInt8And8Bits, PersistentTileTest, EveryOfInt8(kEightBits), NameOf);
 

@@ -121,7 +121,7 @@ TEST(K16, PutsRowsOfBytesSideBySide) {
 }
 
 // The place of a lane's codes by the table at the head of kernels/layouts/mma16.cc: the word in the
-// record, and the bit in it. `plane` 1: the upper bit of 3.
+// record, and the bit in it. `plane`: from the lowest bits on.
 struct Place {
   int64_t word, bit;
 };
@@ -137,6 +137,15 @@ Place PlaceByTable(int bits, int plane, int64_t n, int64_t k) {
       return {first + lane * 4 + step, 4 * pair + upper};
     case 2:
       return {first + lane * 2 + step / 2, 8 * (step % 2) + 2 * pair + upper};
+    case 5:
+    case 6:
+    case 7: {
+      const int64_t r = 2 * step + pair % 2, byte = 8 * (pair / 2) + upper;
+      if (plane == 0) return {first + lane * 4 + step, 4 * pair + upper};
+      if (plane == 2) return {first + 192 + lane, byte + r};
+      if (bits == 5) return {first + 128 + lane, byte + r};
+      return {first + 128 + lane * 2 + r / 4, byte + 2 * (r % 4)};
+    }
     case 3:
       if (plane == 0) return {first + lane * 2 + step / 2, 8 * (step % 2) + 2 * pair + upper};
       break;
@@ -165,13 +174,13 @@ TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
 }
 
 TEST(Mma16, PutsEveryCodeWhereItsTableSays) {
-  for (int bits : {1, 2, 3, 4, 8}) {
+  for (int bits = 1; bits <= 8; ++bits) {
     // 2 blocks along K and 3 tiles along N, the last ones padded.
     const HostWeight w = testing::RandomWeight({.k = 200, .n = 133, .scheme = Asymmetric(bits, 0)});
     const Sections sections = SectionsOf(kMma16Layout, w.shape());
     std::vector<uint8_t> packed(sections.total(), 0xa5);
     kMma16Layout.pack(w, {0, w.n}, sections, packed.data());
-    const int width = bits == 3 ? 2 : bits;
+    constexpr int kWidths[9][3] = {{}, {1}, {2}, {2, 1}, {4}, {4, 1}, {4, 2}, {4, 2, 1}, {8}};
     const auto read = [&](int64_t record, const Place& at, int count) {
       uint32_t word;
       std::memcpy(&word, packed.data() + record + at.word * 4, 4);
@@ -180,8 +189,12 @@ TEST(Mma16, PutsEveryCodeWhereItsTableSays) {
     for (int64_t n = 0; n < 192; ++n) {
       for (int64_t k = 0; k < 256; ++k) {
         const int64_t record = (n / 64 * 2 + k / 128) * mma16::RecordBytes(bits, 1);
-        int got = read(record, PlaceByTable(bits, 0, n, k), width);
-        if (bits == 3) got |= read(record, PlaceByTable(bits, 1, n, k), 1) << 2;
+        int got = 0, lowest = 0;
+        for (int plane = 0; plane < 3 && kWidths[bits][plane] > 0; ++plane) {
+          const int width = kWidths[bits][plane];
+          got |= read(record, PlaceByTable(bits, plane, n, k), width) << lowest;
+          lowest += width;
+        }
         const int want = n >= w.n ? 0 : k < w.k ? w.Code(k, n) : w.Zero(0, n);
         ASSERT_EQ(got, want) << "bits " << bits << " k " << k << " n " << n;
       }

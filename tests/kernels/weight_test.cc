@@ -117,6 +117,31 @@ TEST(Float8, SpellsTheValuesOfItsSpecifications) {
   for (uint8_t i = 0; i < 16; ++i) EXPECT_EQ(E2m1ToFloat(i), e2m1[i]);
 }
 
+TEST(HostWeight, KnowsWhetherAWeightMayBeBeyondFp16) {
+  const struct {
+    const char* scheme;
+    float zero;   // real ones
+    float scale;  // with which every weight is within 65504, by less than 1 %
+  } cases[] = {{"w4g16r+fp32", 17, 2047}, {"w4g16o:fp32+fp32", 504, 4333}, {"w6g16s+fp32", 0, 1039},
+               {"w2g16r", 1, 16376},      {"e4m3g16+fp32", 0, 146},        {"w4g16s", 0, 8188}};
+  for (const auto& test : cases) {
+    HostWeight w = Random(test.scheme);
+    const auto fill = [](std::vector<uint8_t>* elements, DType dtype, float value) {
+      for (size_t i = 0; i < elements->size() / SizeOf(dtype); ++i) {
+        StoreElement(elements->data(), dtype, static_cast<int64_t>(i), value);
+      }
+    };
+    if (w.scheme.real_zeros()) fill(&w.zeros, w.scheme.zero_dtype, -test.zero);
+    fill(&w.scales, *w.scheme.scale_dtype, -test.scale);
+    EXPECT_FALSE(ShapeOf(w).large_scales) << test.scheme;
+    StoreElement(w.scales.data(), *w.scheme.scale_dtype, 3, test.scale * 1.01f);
+    EXPECT_TRUE(ShapeOf(w).large_scales) << test.scheme;
+    // Infinite products are infinite whatever they are rounded to.
+    StoreElement(w.scales.data(), *w.scheme.scale_dtype, 3, std::numeric_limits<float>::infinity());
+    EXPECT_FALSE(ShapeOf(w).large_scales) << test.scheme;
+  }
+}
+
 TEST(HostWeight, CountsTheOctavesOfItsScales) {
   HostWeight w = Random("w4g8z+bf16");
   const auto set = [&](int64_t cell, uint16_t bits) { std::memcpy(&w.scales[cell * 2], &bits, 2); };

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
+#include "kernels/scheme.h"
 
 namespace awqd::cuda {
 
@@ -92,6 +93,9 @@ AWQD_HD Pairs E4m3ToPairs(uint32_t low, uint32_t high) {
 // for every lane, 4 bytes in the lane's own bank of shared memory, so that no two lanes meet.
 inline constexpr int kPairTableRow = 32 * 4;  // bytes: the copies of one pair
 inline constexpr int kPairTableBytes = 256 * kPairTableRow;
+constexpr int PairTableBytes(CodeKind code) {
+  return code == CodeKind::kTable ? kPairTableBytes : 0;
+}
 
 // Where the pairs p of a word of 4-bit codes lie in the table: its row is that of the code at k % 2
 // = 0 plus 16 times the other.

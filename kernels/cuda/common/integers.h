@@ -36,7 +36,17 @@ AWQD_HD StepBytes Int3Bytes(uint32_t halves, uint32_t rotated) {
   return {two.low | one.low << 2, two.high | one.high << 2};
 }
 
-// 128 - zero in every byte, to be added to codes of up to 4 bits.
+// Codes of 5 to 7 bits: `below`, the bytes of their lower bits, with bits [kAt, kAt + kWidth) from
+// a word of an upper plane. `place`: 0 .. 7, which bits of the plane's bytes are meant
+// (layouts/mma16.cc).
+template <int kWidth, int kAt>
+AWQD_HD uint32_t WithUpperBits(uint32_t below, uint32_t plane, int place) {
+  constexpr uint32_t kMask = (((1u << kWidth) - 1) << kAt) * 0x01010101u;
+  const int left = kAt - place * kWidth % 8;
+  return Lop3<kAndOr>(left >= 0 ? plane << left : plane >> -left, kMask, below);
+}
+
+// 128 - zero in every byte, to be added to codes of up to 7 bits.
 AWQD_HD uint32_t BelowZero(uint32_t zero) { return 0x80808080u - zero * 0x01010101u; }
 
 // code - zero as signed bytes, of BelowZero: no byte carries into the next.

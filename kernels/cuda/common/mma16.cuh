@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/integers.h"
@@ -116,6 +117,44 @@ struct LaneCodes<3> {
   }
 };
 
+// 5 to 7 bits: the planes, and from them the words that LaneCodes<8> has.
+template <int kBits>
+requires(kBits > 4 && kBits < 8) struct LaneCodes<kBits> {
+  static constexpr int kUpper = mma16::PlaneBits(kBits, 1), kTop = mma16::PlaneBits(kBits, 2);
+  static constexpr int kUpperAt = mma16::UnitBytes(4), kTopAt = kUpperAt + mma16::UnitBytes(kUpper);
+  uint4 low;
+  uint2 upper;  // x alone where kUpper is 1
+  uint32_t top;
+
+  // In the lowest plane. Lanes of the others are closer together.
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 16; }
+  __device__ __forceinline__ void Load(uint32_t at) {
+    const uint32_t unit = at - LaneOffset(threadIdx.x % 32), lane = threadIdx.x % 32;
+    low = LoadShared16(at);
+    if constexpr (kUpper == 2) upper = LoadShared8(unit + kUpperAt + lane * 8);
+    if constexpr (kUpper == 1) upper.x = LoadShared4(unit + kUpperAt + lane * 4);
+    if constexpr (kTop == 1) top = LoadShared4(unit + kTopAt + lane * 4);
+  }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint8_t* const unit = at - LaneOffset(lane);
+    const auto word = [&](int from) { return *reinterpret_cast<const uint32_t*>(unit + from); };
+    low = LoadStreaming(at);
+    if constexpr (kUpper == 2) upper = *reinterpret_cast<const uint2*>(unit + kUpperAt + lane * 8);
+    if constexpr (kUpper == 1) upper.x = word(kUpperAt + lane * 4);
+    if constexpr (kTop == 1) top = word(kTopAt + lane * 4);
+  }
+  __device__ __forceinline__ uint32_t Word(int step, int row) const {
+    const uint32_t both = step == 0 ? low.x : step == 1 ? low.y : step == 2 ? low.z : low.w;
+    const int place = 2 * step + row;
+    const uint32_t plane = place * kUpper < 8 ? upper.x : upper.y;
+    uint32_t word = (row == 0 ? both : both >> 4) & 0x0f0f0f0fu;
+    word = WithUpperBits<kUpper, 4>(word, plane, place);
+    if constexpr (kTop == 1) word = WithUpperBits<kTop, 6>(word, top, place);
+    return word;
+  }
+};
+
 // ---- metas -------------------------------------------------------------------------------------
 
 // A lane's two scales (row, row + 8) and its two zeros, of 4 bits in a byte or of 8 in two.
@@ -124,9 +163,17 @@ struct LaneMetaBits {
   uint32_t zeros;
 };
 
+// The same in FP32. Zeros, of records that have real ones, come after the scale.
+struct LaneMetaFloats {
+  float scales[2];
+  float zeros[2];
+};
+
 // Where in the meta at `meta` they lie; `row_tile` 0..3.
+template <class Record>
 __device__ __forceinline__ uint32_t ScalesAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
-  return meta + row_tile * 32 + lane / 4 * 4;
+  constexpr int kBytes = mma16::HasFloatScales(Record::kMetaKind) ? 8 : 4;  // of a lane
+  return meta + (row_tile * 8 + lane / 4) * kBytes;
 }
 template <int kBits>
 __device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
@@ -135,7 +182,32 @@ __device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_til
 }
 template <int kBits>
 __device__ __forceinline__ uint32_t LoadZeros(uint32_t address) {
-  return kBits == 8 ? LoadShared2(address) : LoadShared1(address);
+  return kBits > 4 ? LoadShared2(address) : LoadShared1(address);
+}
+
+template <class Record>
+using LaneMeta =
+    std::conditional_t<mma16::HasFloatScales(Record::kMetaKind), LaneMetaFloats, LaneMetaBits>;
+
+// A lane's meta, of the addresses above. `zero_first`: real zeros are taken off before the scale.
+// `factor`: multiplies FP32 scales.
+template <class Record>
+__device__ __forceinline__ LaneMeta<Record> LoadMeta(uint32_t scales, uint32_t zeros,
+                                                     bool zero_first, float factor) {
+  if constexpr (mma16::HasFloatScales(Record::kMetaKind)) {
+    const uint2 s = LoadShared8(scales);
+    LaneMeta<Record> out = {{__uint_as_float(s.x), __uint_as_float(s.y)}, {0, 0}};
+    if constexpr (Record::kReal) {
+      const uint2 z = LoadShared8(scales + 2 * mma16::kMetaScalesBytes);
+      out.zeros[0] = __uint_as_float(z.x) * (zero_first ? out.scales[0] : 1);
+      out.zeros[1] = __uint_as_float(z.y) * (zero_first ? out.scales[1] : 1);
+    }
+    out.scales[0] *= factor, out.scales[1] *= factor;
+    return out;
+  } else {
+    constexpr bool kZeros = Record::kCode == CodeKind::kUnsigned;
+    return {LoadShared4(scales), kZeros ? LoadZeros<Record::kBits>(zeros) : 0};
+  }
 }
 
 // ---- arithmetic --------------------------------------------------------------------------------
@@ -147,7 +219,7 @@ __device__ __forceinline__ Pairs MinusZero(const LaneCodes<kBits>& codes, int st
   if constexpr (kBits == 4) {
     const uint32_t word = codes.Word(step);
     return kBf16 ? Int4MinusZeroBf16(word, zeros) : Int4MinusZeroFp16(word, zeros);
-  } else if constexpr (kBits == 8) {
+  } else if constexpr (kBits > 4) {
     Pairs out;
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -173,7 +245,7 @@ __device__ __forceinline__ Pairs MinusZero(const LaneCodes<kBits>& codes, int st
 // A lane's two zeros as the pairs of MinusZero take them.
 template <int kBits, bool kBf16>
 __device__ __forceinline__ void ExpandZeros(uint32_t bits, uint32_t (&zeros)[4]) {
-  if constexpr (kBits == 8) {
+  if constexpr (kBits > 4) {
     const auto zero = [](uint32_t both) { return kBf16 ? ByteZeroBf16(both) : ByteZeroFp16(both); };
     zeros[0] = zeros[2] = zero(Prmt(bits, 0, 0x4040));
     zeros[1] = zeros[3] = zero(Prmt(bits, 0, 0x4141));
@@ -294,7 +366,7 @@ __device__ __forceinline__ LaneMetaBits BareMeta(int zero) {
 // The codes of one step of a lane as bytes.
 template <int kBits>
 __device__ __forceinline__ StepBytes BytesOf(const LaneCodes<kBits>& codes, int step) {
-  if constexpr (kBits == 8) {
+  if constexpr (kBits > 4) {
     return {codes.Word(step, 0), codes.Word(step, 1)};
   } else if constexpr (kBits == 4) {
     return Int4Bytes(codes.Word(step));
@@ -310,7 +382,7 @@ __device__ __forceinline__ StepBytes BytesOf(const LaneCodes<kBits>& codes, int 
 // A lane's two zeros in every byte.
 template <int kBits>
 __device__ __forceinline__ StepBytes ZeroBytes(uint32_t zeros) {
-  if constexpr (kBits == 8) {
+  if constexpr (kBits > 4) {
     return {Prmt(zeros, 0, 0), Prmt(zeros, 0, 0x1111)};
   } else {
     return {(zeros & 15) * 0x01010101u, (zeros >> 4 & 15) * 0x01010101u};
@@ -336,6 +408,7 @@ __device__ __forceinline__ void DecodeSigned(const LaneCodes<kBits>& codes, int 
 template <int kBits>
 __device__ __forceinline__ StepBytes BelowZeros(uint32_t zeros) {
   if constexpr (kBits == 8) return {};
+  if constexpr (kBits > 4) return {BelowZero(zeros & 0xff), BelowZero(zeros >> 8)};
   return {BelowZero(zeros & 15), BelowZero(zeros >> 4 & 15)};
 }
 

@@ -1,6 +1,9 @@
 // Shared by the rows of layout "mma16" on the host's side: units of sums, claims, dispatch by bits.
 #pragma once
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
@@ -21,14 +24,15 @@ inline float UnitOfBare(CodeKind code, DType x) {
 
 // Integer codes with integer zeros. The layout itself refuses what it does not hold.
 inline Claims Mma16Claims() {
-  return {.bits = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 8,
+  return {.bits = kEverything.bits,
           .scales = kFloatingMask | MaskOf(DType::kInt8),
           .group_multiple = mma16::kRowTile,
           .column_blocks = false};
 }
 
 // The same for codes of these widths alone.
-inline constexpr uint32_t kFourBits = 1u << 4, kEightBits = 1u << 8;
+inline constexpr uint32_t kFourBits = 1u << 4, kFiveBits = 1u << 5, kSixBits = 1u << 6;
+inline constexpr uint32_t kSevenBits = 1u << 7, kEightBits = 1u << 8;
 inline Claims Mma16ClaimsOfBits(uint32_t bits) {
   Claims out = Mma16Claims();
   out.bits = bits;
@@ -51,7 +55,29 @@ inline Claims Mma16ClaimsOfAnyCode() {
   return out;
 }
 
-// Calls fn.operator()<kBits>() for codes of `bits` bits: 1, 2, 3, 4 or 8.
+// KernelRow::refuses of rows that read integer zeros and FP16 scales alone.
+inline std::string RefusesRealZeros(const WeightShape& shape) {
+  return mma16::HasRealZeros(shape) ? "takes no real zeros and no FP32 scales of groups" : "";
+}
+
+// Grouped products have kernels for the records of published mixtures of experts.
+inline Claims ClaimsOfExperts() {
+  Claims out = Mma16ClaimsOfAnyCode();
+  out.bits = kFourBits | kFiveBits | kSixBits | kEightBits;
+  out.codes &= ~MaskOf(CodeKind::kTable);
+  return out;
+}
+inline std::string RefusesExperts(const WeightShape& shape) {
+  const QuantizationScheme& d = shape.scheme;
+  const int metas = mma16::MetasPerRecord(shape), bits = d.bits;
+  const bool real = mma16::HasRealZeros(shape);
+  const bool integers = real ? bits >= 4 && bits <= 6 : bits == 4 || (bits == 8 && metas <= 1);
+  const bool floats = d.code == CodeKind::kE2m1 || metas <= 1;
+  if (d.is_integer() ? integers : floats) return "";
+  return absl::StrCat("has no kernel of grouped products for ", ToString(d));
+}
+
+// Calls fn.operator()<kBits>() for codes of `bits` bits.
 template <class Fn>
 absl::Status ForBits(int bits, Fn fn) {
   switch (bits) {
@@ -63,6 +89,12 @@ absl::Status ForBits(int bits, Fn fn) {
       return fn.template operator()<3>();
     case 4:
       return fn.template operator()<4>();
+    case 5:
+      return fn.template operator()<5>();
+    case 6:
+      return fn.template operator()<6>();
+    case 7:
+      return fn.template operator()<7>();
     default:
       return fn.template operator()<8>();
   }

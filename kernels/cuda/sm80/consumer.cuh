@@ -25,8 +25,7 @@ struct SlotAddresses {
     const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
     const uint32_t metas = ring + Record::kCodesBytes;
     codes = ring + row_tile * 2 * Record::kUnitBytes + LaneCodes<Record::kBits>::LaneOffset(lane);
-    scales = mma16::HasFloatScales(Record::kMetaKind) ? metas + (row_tile * 8 + lane / 4) * 8
-                                                      : ScalesAddress(metas, row_tile, lane);
+    scales = ScalesAddress<Record>(metas, row_tile, lane);
     zeros = ZerosAddress<Record::kBits>(metas, row_tile, lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -47,8 +46,8 @@ class Consumer {
  public:
   __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
                                       uint32_t ring)
-      : slot_(slot), at_(slot, ring) {
-    if (Record::kBare) {
+      : slot_(slot), zero_first_(p.zero_first), at_(slot, ring) {
+    if constexpr (Record::kBare) {
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) meta_[r] = Math::Expand(BareMeta(p.zero));
     }
@@ -73,7 +72,7 @@ class Consumer {
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
     return Math::Expand(
-        {LoadShared4(at_.scales + offset), LoadZeros<Record::kBits>(at_.zeros + offset)});
+        LoadMeta<Record>(at_.scales + offset, at_.zeros + offset, zero_first_, /*factor=*/1));
   }
 
   // sums += those of a record, or of each half where a group is half a record, times its scales.
@@ -135,6 +134,7 @@ class Consumer {
   static constexpr int kHalfTokenBytes = Config::kTokenBytes / 2;
 
   const Slot<Config> slot_;
+  const bool zero_first_;
   Walk<Config> walk_;
   SlotAddresses<Config> at_;
   typename Math::Meta meta_[Config::kRowTiles];

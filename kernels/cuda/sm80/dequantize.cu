@@ -161,7 +161,7 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   p.outer = args.weight->outer();
   p.n = shape.n;
   p.zero = shape.scheme.zero;
-  p.zero_first = shape.scheme.zero_kind == ZeroKind::kRealBefore;
+  p.zero_first = mma16::TakesZeroFirst(shape);
   p.out = args.out.data;
   p.row_begin = args.row_begin, p.rows = args.out.rows;
   p.col_begin = args.col_begin, p.cols = args.out.cols;
@@ -179,7 +179,7 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
                             .block = kThreads,
                             .stream = stream,
                             .attributes = OverlappedLaunch(device)};
-  if (!shape.scheme.is_integer() || shape.scheme.real_zeros()) {
+  if (!shape.scheme.is_integer() || mma16::HasRealZeros(shape)) {
     return DequantizeFloats(p, shape.scheme, args.out.dtype, config);
   }
   return ForFloatingType(args.out.dtype, [&]<DType kOut>() {

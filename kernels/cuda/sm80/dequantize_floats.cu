@@ -44,7 +44,7 @@ __device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
 // The scales and zeros of a record, by columns, as fp32: 64 for each meta.
 template <class Record>
 struct RecordMetas {
-  static constexpr int kMost = Record::kBare ? 1 : Record::kReal ? 4 : 8;
+  static constexpr int kMost = Record::kBare ? 1 : 8;
   float scales[kMost][mma16::kTileN];
   float zeros[Record::kReal ? kMost : 1][mma16::kTileN];
 };
@@ -160,7 +160,7 @@ absl::Status DequantizeFloats(const DequantizeParams& p, const QuantizationSchem
       break;
   }
   return ForBits(d.bits, [&]<int kBits>() {
-    return LaunchTo<Record<kBits, 4, CodeKind::kUnsigned, true>>(p, out, config);
+    return LaunchTo<Record<kBits, 8, CodeKind::kUnsigned, true>>(p, out, config);
   });
 }
 

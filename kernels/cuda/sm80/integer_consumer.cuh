@@ -75,17 +75,16 @@ class Consumer<Int8Math<Record, Sum>, Config> {
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     if constexpr (Record::kBare) return Math::Expand(BareMeta(zero_));
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
-    if constexpr (Record::kReal) return RealMeta(at_.scales + offset);
-    return Math::Expand({LoadShared4(at_.scales + offset), LoadZeros<kBits>(at_.zeros + offset)});
-  }
-
-  __device__ __forceinline__ typename Math::Meta RealMeta(uint32_t at) const {
-    const uint2 scales = LoadShared8(at), zeros = LoadShared8(at + 2 * mma16::kMetaScalesBytes);
-    typename Math::Meta out = Math::Expand({0, 0});
-    out.scale_low = __uint_as_float(scales.x), out.scale_high = __uint_as_float(scales.y);
-    out.zero_low = __uint_as_float(zeros.x) * (zero_first_ ? out.scale_low : 1);
-    out.zero_high = __uint_as_float(zeros.y) * (zero_first_ ? out.scale_high : 1);
-    return out;
+    const auto bits =
+        LoadMeta<Record>(at_.scales + offset, at_.zeros + offset, zero_first_, /*factor=*/1);
+    if constexpr (Record::kReal) {
+      typename Math::Meta out = Math::Expand({0, 0});
+      out.scale_low = bits.scales[0], out.scale_high = bits.scales[1];
+      out.zero_low = bits.zeros[0], out.zero_high = bits.zeros[1];
+      return out;
+    } else {
+      return Math::Expand(bits);
+    }
   }
 
   __device__ __forceinline__ Codes LoadCodes(int r, int half) const {

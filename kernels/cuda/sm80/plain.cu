@@ -1,7 +1,7 @@
 // Rows sm80/plain_matmul, sm80/plain_qmatmul_a8, sm80/plain_qmatmul_a8_scaled and
 // sm80/plain_dequantize: the operations for any weight, in the layout "plain". They serve weights
-// that layout mma16 refuses, for example codes of 5 to 7 bits and group sizes that are no multiple
-// of 16. Correct, not fast. Limits: none.
+// that layout mma16 refuses, for example group sizes that are no multiple of 16. Correct, not fast.
+// Limits: none.
 //
 // One thread per output column and row, plain arithmetic with the exact weight: in FP32, for INT8
 // activations in INT32, for quantised ones in 64-bit integers over each group. An FP32 sum that

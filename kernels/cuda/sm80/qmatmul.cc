@@ -27,8 +27,6 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.m = args.x.rows;
   // INT8 is zero from K to the stride.
   if (args.x.dtype == DType::kInt8) p.k = p.x_stride;
-  p.zero = shape.scheme.zero;
-  p.zero_first = shape.scheme.zero_kind == ZeroKind::kRealBefore;
   p.table = args.weight->table();
   if (p.metas == 0) p.unit = UnitOfBare(shape.scheme.code, args.x.dtype);
   p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.from_prologue, device);
@@ -73,6 +71,8 @@ QMatmulParams ParamsOf(const WeightShape& shape, const MatrixView& y, const Matm
   p.k = shape.k;
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape);
+  p.zero = shape.scheme.zero;
+  p.zero_first = mma16::TakesZeroFirst(shape);
   p.k_range_blocks = tile.k_ranges.length;
   p.splits = tile.k_ranges.splits;
   return p;
@@ -96,7 +96,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
       break;
   }
   return ForBits(shape.scheme.bits, [&]<int kBits>() {
-    return LaunchBits<kBits>(p, tile, x, shape.scheme.real_zeros(), device, stream);
+    return LaunchBits<kBits>(p, tile, x, mma16::HasRealZeros(shape), device, stream);
   });
 }
 

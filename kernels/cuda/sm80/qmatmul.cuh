@@ -187,12 +187,13 @@ absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const
 }
 
 // Where a kernel for these records is compiled, which CompiledMetas says.
-template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, int kMetas>
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, bool kGrouped, int kMetas>
 absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                          StreamView stream) {
   if constexpr (CompiledMetas(kCode, kReal, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
     using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
-    return LaunchRecords<kX, Record<kBits, kMetas, kCode, kReal>, Sum>(p, tile, device, stream);
+    return LaunchRecords<kX, Record<kBits, kMetas, kCode, kReal>, Sum, kGrouped>(p, tile, device,
+                                                                                 stream);
   }
   return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
                                           kMetas, " metas was compiled"));
@@ -200,20 +201,20 @@ absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const D
 
 }  // namespace
 
-template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal>
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, bool kGrouped>
 absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
   switch (CompiledMetas(kCode, kReal, kBits, p.metas, kSum == DType::kInt32)) {
     case 0:
-      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 0>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, kGrouped, 0>(p, tile, device, stream);
     case 1:
-      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 1>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, kGrouped, 1>(p, tile, device, stream);
     case 2:
-      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 2>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, kGrouped, 2>(p, tile, device, stream);
     case 4:
-      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 4>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, kGrouped, 4>(p, tile, device, stream);
     default:
-      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 8>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, kGrouped, 8>(p, tile, device, stream);
   }
 }
 
@@ -229,13 +230,6 @@ absl::Status LaunchScaledSums(const QMatmulParams& p, const MatmulTile& tile,
                               const DeviceInfo& device, StreamView stream) {
   return p.metas == 1 ? LaunchFewTokens<kX, Record<kBits, 1>>(p, tile, device, stream)
                       : LaunchFewTokens<kX, Record<kBits, 2>>(p, tile, device, stream);
-}
-
-template <DType kX>
-absl::Status LaunchGrouped(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
-                           StreamView stream) {
-  return p.metas == 1 ? LaunchRecords<kX, Record<4, 1>, float, true>(p, tile, device, stream)
-                      : LaunchRecords<kX, Record<4, 8>, float, true>(p, tile, device, stream);
 }
 
 }  // namespace awqd::cuda

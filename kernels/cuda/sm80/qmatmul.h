@@ -52,9 +52,11 @@ struct QMatmulParams {
 };
 
 // For activations of dtype kX, FP16, BF16 or, of integer codes, INT8, and codes of kBits bits.
-// kSum: FP32, or of INT8 activations INT32, which is y then, exact. kReal: of real zeros. The
-// instantiations are spread over several files, so that they compile side by side (CMakeLists.txt).
-template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal = false>
+// kSum: FP32, or of INT8 activations INT32, which is y then, exact. kReal: of real zeros. kGrouped:
+// the products of a stack of experts. The instantiations are spread over several files, so that
+// they compile side by side (CMakeLists.txt).
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal = false,
+          bool kGrouped = false>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
@@ -68,11 +70,6 @@ absl::Status LaunchScaledSums(const QMatmulParams& params, const MatmulTile& til
 template <DType kX, int kBits>
 absl::Status LaunchStreamKScaledSums(const QMatmulParams& params, const DeviceInfo& device,
                                      StreamView stream);
-
-// The products of a stack of experts, weights of 4-bit codes.
-template <DType kX>
-absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
-                           const DeviceInfo& device, StreamView stream);
 
 // A row's matmul. args.x is FP16, BF16 or INT8, as the prologue left it. INT32 y are sums.
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);

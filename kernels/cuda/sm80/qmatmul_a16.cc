@@ -18,6 +18,7 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 
 std::string RefusesScaledSums(const WeightShape& shape, const DeviceInfo&) {
   const int metas = mma16::MetasPerRecord(shape);
+  if (mma16::HasRealZeros(shape)) return RefusesRealZeros(shape);
   if (metas == 1 || metas == 2) return "";
   return absl::StrCat("takes groups of 64 and multiples of 128, got ", shape.group_rows());
 }

@@ -38,6 +38,26 @@ MatmulTile TileOf(const GroupedArgs& args) {
 
 std::string Table(const GroupedArgs& args) { return GroupedTiles(args, TileOf(args).tokens); }
 
+template <DType kX>
+absl::Status Launch(const WeightShape& shape, const QMatmulParams& p, const MatmulTile& tile,
+                    const DeviceInfo& device, StreamView stream) {
+  const auto run = [&]<CodeKind kCode, int kBits, bool kReal = false>() {
+    return LaunchQMatmul<kX, kCode, kBits, DType::kFp32, kReal, /*kGrouped=*/true>(p, tile, device,
+                                                                                   stream);
+  };
+  constexpr CodeKind kIntegers = CodeKind::kUnsigned;
+  const int bits = shape.scheme.bits;
+  if (shape.scheme.code == CodeKind::kE2m1) return run.template operator()<CodeKind::kE2m1, 4>();
+  if (shape.scheme.code == CodeKind::kE4m3) return run.template operator()<CodeKind::kE4m3, 8>();
+  if (!mma16::HasRealZeros(shape)) {
+    return bits == 8 ? run.template operator()<kIntegers, 8>()
+                     : run.template operator()<kIntegers, 4>();
+  }
+  return bits == 4   ? run.template operator()<kIntegers, 4, true>()
+         : bits == 5 ? run.template operator()<kIntegers, 5, true>()
+                     : run.template operator()<kIntegers, 6, true>();
+}
+
 absl::Status Run(const GroupedArgs& args, StreamView stream) {
   const DeviceInfo& device = args.experts.front()->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
@@ -50,8 +70,9 @@ absl::Status Run(const GroupedArgs& args, StreamView stream) {
   p.prefetch = kPrefetch;
   p.tiles = static_cast<const GroupedTile*>(args.table);
   p.tile_count = static_cast<int>(GroupedTileCount(args, tile.tokens));
-  return args.x.dtype == DType::kBf16 ? LaunchGrouped<DType::kBf16>(p, tile, device, stream)
-                                      : LaunchGrouped<DType::kFp16>(p, tile, device, stream);
+  if (p.metas == 0) p.unit = UnitOfBare(shape.scheme.code, args.x.dtype);
+  return args.x.dtype == DType::kBf16 ? Launch<DType::kBf16>(shape, p, tile, device, stream)
+                                      : Launch<DType::kFp16>(shape, p, tile, device, stream);
 }
 
 }  // namespace
@@ -61,13 +82,14 @@ const KernelRow& QMatmulGrouped() {
       .name = "sm80/qmatmul_grouped",
       .op = Op::kGroupedMatmul,
       .device = DeviceKind::kCuda,
-      .claims = Mma16ClaimsOfBits(kFourBits),
+      .claims = ClaimsOfExperts(),
       .input_form = InputForm::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 75,
       .max_m = kMostRows,
       .batch_invariant = true,
       .priority = 10,
+      .refuses = [](const WeightShape& shape, const DeviceInfo&) { return RefusesExperts(shape); },
       .grouped_table = Table,
       .grouped = Run,
   };

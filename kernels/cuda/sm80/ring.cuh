@@ -2,6 +2,8 @@
 // Device code only.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm80/qmatmul.h"
 #include "kernels/layouts/mma16.h"
@@ -179,8 +181,13 @@ class TileLoader {
           copies_.Start(r * kRecordSteps + i, to + at, weights_[r] + at);
         }
       }
-      if (ConsumerThread() < slot_.metas() * (Config::Record::kMetaBytes / 16)) {
-        copies_.Start(r * kRecordSteps + kCodesSteps, to + kCodesBytes, weights_[r] + kCodesBytes);
+#pragma unroll
+      for (int i = 0; i < kMetasSteps; ++i) {
+        const int at = kCodesBytes + i * kStepBytes;
+        if (i * kConsumerThreads + ConsumerThread() <
+            slot_.metas() * (Config::Record::kMetaBytes / 16)) {
+          copies_.Start(r * kRecordSteps + kCodesSteps + i, to + at, weights_[r] + at);
+        }
       }
       weights_[r] += slot_.record_bytes;
     }
@@ -225,7 +232,9 @@ class TileLoader {
   // Copies of a thread: of the codes of a record, of all of a record, of a slot.
   static constexpr int kStepBytes = kConsumerThreads * 16;
   static constexpr int kCodesSteps = (kCodesBytes + kStepBytes - 1) / kStepBytes;
-  static constexpr int kRecordSteps = kCodesSteps + 1;
+  static constexpr int kMetasSteps = std::max(
+      1, (Config::Record::kMetas * Config::Record::kMetaBytes + kStepBytes - 1) / kStepBytes);
+  static constexpr int kRecordSteps = kCodesSteps + kMetasSteps;
   static constexpr int kSlotSteps = Config::kRowTiles * kRecordSteps + kTokenSteps;
 
   // Activations as [token][128]; zeros past m and k.

@@ -36,9 +36,9 @@ int64_t RingSize(const MatmulVariant& variant, int64_t slot, const DeviceInfo& d
 
 absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x) {
   if (!shape.scheme.is_integer()) return kFloatTiles;
-  if (shape.scheme.real_zeros()) return kRealTiles;
+  if (mma16::HasRealZeros(shape)) return kRealTiles;
   if (x == DType::kInt8) return kInt8Tiles;
-  if (shape.scheme.bits == 8) return kTiles8;
+  if (shape.scheme.bits > 4) return kTiles8;
   if (shape.scheme.bits < 4) return kNarrowTiles;
   return mma16::MetasPerRecord(shape) == 1 ? absl::MakeConstSpan(kTiles4) : kFewTiles4;
 }

@@ -56,7 +56,7 @@ inline constexpr MatmulVariant kFewTiles4[] = {
     {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 3, 3},  {32, 1, 4, 3, 1},
     {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
 };
-// 8-bit codes: records are twice as large.
+// 5- to 8-bit codes: records are up to twice as large.
 inline constexpr MatmulVariant kTiles8[] = {
     {8, 1, 2, 4, 2},  {8, 2, 2, 3, 1},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3},
     {16, 2, 2, 3, 1}, {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1},
@@ -109,12 +109,12 @@ inline constexpr MatmulVariant kStreamKTiles[] = {{8, 1, 4, 4, 1}, {16, 1, 5, 3,
 static_assert(kStreamKTiles[1].tokens == kMostTokensOfScaledSums);
 
 // The number of metas that a kernel is compiled for and that serves records of `metas`. Kernels for
-// 4 and 8 metas learn the exact number from the call. Integers have kernels for 0, 1 and 8 metas;
-// 4 bits, which most weights have, also for 2 where sums are scaled (not `exact`). E2M1 has kernels
-// for 4 and 8, E4M3 for 0, 1 and 8, tables for 2 and 8. Real zeros have one kernel, for 4.
+// 4 and 8 metas learn the exact number from the call. Integers have kernels for 1 and 8 metas; 8
+// bits also for 0; 4 bits, which most weights have, also for 2 where sums are scaled (not `exact`).
+// E2M1 has kernels for 4 and 8, E4M3 for 0, 1 and 8, tables for 2 and 8, real zeros for 4 and 8.
 constexpr int CompiledMetas(CodeKind code, bool real_zeros, int bits, int metas,
                             bool exact = false) {
-  if (real_zeros) return 4;
+  if (real_zeros) return metas <= 4 || mma16::RealZerosRows(bits) == 32 ? 4 : 8;
   switch (code) {
     case CodeKind::kE2m1:
       return metas <= 4 ? 4 : 8;
@@ -123,22 +123,23 @@ constexpr int CompiledMetas(CodeKind code, bool real_zeros, int bits, int metas,
     case CodeKind::kTable:
       return metas == 2 ? metas : 8;
     default:
-      return metas <= 1 || (metas == 2 && bits == 4 && !exact) ? metas : 8;
+      if (metas <= 1) return bits == 8 ? metas : 1;
+      return metas == 2 && bits == 4 && !exact ? 2 : 8;
   }
 }
 
 template <class Record, bool kInt8, bool kGrouped>
 constexpr auto& TilesOf() {
   constexpr int kBits = Record::kBits, kMetas = Record::kMetas;
-  if constexpr (Record::kReal) {
+  if constexpr (kGrouped) {
+    return kGroupedTiles;
+  } else if constexpr (Record::kReal) {
     return kRealTiles;
   } else if constexpr (Record::kCode != CodeKind::kUnsigned) {
     return kFloatTiles;
-  } else if constexpr (kGrouped) {
-    return kGroupedTiles;
   } else if constexpr (kInt8) {
     return kInt8Tiles;
-  } else if constexpr (kBits == 8) {
+  } else if constexpr (kBits > 4) {
     return kTiles8;
   } else if constexpr (kBits < 4) {
     return kNarrowTiles;
@@ -177,9 +178,6 @@ struct RingBytes {
   int x = 2;
   int table = 0;  // in front of all rings: where codes index a table, that of their pairs
 };
-constexpr int PairTableBytes(CodeKind code) {
-  return code == CodeKind::kTable ? kPairTableBytes : 0;
-}
 // For activations of dtype `x`.
 RingBytes RingBytesOf(const WeightShape& shape, DType x);
 

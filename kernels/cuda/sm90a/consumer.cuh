@@ -18,7 +18,7 @@ template <class Config>
 struct HalfMeta {
   using Math = typename Config::Math;
   static constexpr int kSplits = Config::Record::kFine ? 4 : 1;
-  LaneMetaBits bits[kSplits];
+  LaneMeta<typename Config::Record> bits[kSplits];
   typename Math::Meta meta;  // of those bits that are in use
 
   __device__ __forceinline__ void Expand(int split) { meta = Math::Expand(bits[split]); }
@@ -40,7 +40,7 @@ struct Place {
     const uint32_t at = ring.Record(slice, record);
     using Record = typename Config::Record;
     codes = at + row_tile * 2 * Record::kUnitBytes + LaneCodes<Record::kBits>::LaneOffset(lane);
-    scales = ScalesAddress(at + Record::kCodesBytes, row_tile, lane);
+    scales = ScalesAddress<Record>(at + Record::kCodesBytes, row_tile, lane);
     zeros = ZerosAddress<Record::kBits>(at + Record::kCodesBytes, row_tile, lane);
     tokens = TokensDescriptor(ring.Tokens(slice));
     full = ring.Full(slice);
@@ -81,10 +81,12 @@ class Consumer<Config, false> {
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
                                       int record, int slice = 0)
       : metas_(Metas<Config>(p)),
+        zero_first_(p.zero_first),
+        factor_(FactorOf(p)),
         record_bytes_(Config::kRecords * ring.record_bytes),
         last_(ring.Full(Config::kSlots - Config::kSlices + slice)),
         at_(ring, record, slice) {
-    if (Record::kBare) meta_.meta = Math::Expand(BareMeta(p.zero));
+    if constexpr (Record::kBare) meta_.meta = Math::Expand(BareMeta(p.zero));
   }
 
   // Waits for the next step to be in the ring and reads its first codes. Call it before Run.
@@ -238,15 +240,17 @@ class Consumer<Config, false> {
 #pragma unroll
       for (int s = 0; s < HalfMeta<Config>::kSplits; ++s) {
         const int which = Record::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
-        meta_.bits[s] = {LoadShared4(at_.scales + which * Record::kMetaBytes),
-                         Zeros(which * Record::kMetaBytes)};
+        const int offset = which * Record::kMetaBytes;
+        meta_.bits[s] =
+            LoadMeta<Record>(at_.scales + offset, at_.zeros + offset, zero_first_, factor_);
       }
     }
   }
 
-  __device__ __forceinline__ uint32_t Zeros(int meta) const {
-    if constexpr (Record::kCode != CodeKind::kUnsigned) return 0;
-    return LoadZeros<Record::kBits>(at_.zeros + meta);
+  // FP32 scales are multiplied by this.
+  static __device__ __forceinline__ float FactorOf(const PersistentParams& p) {
+    if constexpr (requires { Math::Factor(p.table); }) return Math::Factor(p.table);
+    return 1;
   }
 
   __device__ __forceinline__ void Decode(int first, int count, Operand& out) {
@@ -275,7 +279,9 @@ class Consumer<Config, false> {
     WgmmaCommit();
   }
 
-  const int metas_;         // of each record
+  const int metas_;  // of each record
+  const bool zero_first_;
+  const float factor_;
   const int record_bytes_;  // of all records of a slot
   const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;

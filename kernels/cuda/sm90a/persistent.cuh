@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/float_math.cuh"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm90a/bulk.cuh"
-#include "kernels/cuda/sm90a/float_math.cuh"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/layouts/mma16.h"
 
@@ -26,27 +26,41 @@ constexpr int ProducerRegisters(int consumers) {
 // Whether scales multiply the sums of a group instead of weights (ScaledSumsMath). That saves a
 // thread 32 instructions a step, 64 with BF16, and costs it one for each two tokens; and registers,
 // for the sums of a step beside those of all. H200, 2026-11-27, FP16: 32 tokens take 3 % less, 64
-// took 1 % more; BF16: 16 % less, 64 10 % less. It changes the order of operations, and so bits.
-constexpr bool ScalesSums(DType x, RecordKind kind, bool fixed_order, const PersistentTile& tile) {
-  const int most_tokens = x == DType::kBf16 ? 104 : 56;
+// took 1 % more; BF16: 16 % less, 64 10 % less. E4M3 saves more. It changes the order of
+// operations, and so bits.
+constexpr bool ScalesSums(DType x, const RecordKind& kind, bool fixed_order,
+                          const PersistentTile& tile) {
+  const int most_tokens = kind.code == CodeKind::kE4m3 ? 256 : x == DType::kBf16 ? 104 : 56;
   const int consumers = tile.records * tile.slices;
   const int room = consumers <= 2 ? 144 : consumers == 3 ? 72 : 32;  // tokens, by registers
-  return x != DType::kInt8 && (kind == kOneMeta || kind == kOneMeta8) && !fixed_order &&
+  return x != DType::kInt8 && kind.metas == 1 && !fixed_order &&
          tile.tokens <= std::min(most_tokens, room);
 }
+
+// How fragments are decoded.
+template <class Record, bool kBf16, bool kScalesSums>
+using IntegerMathOf =
+    std::conditional_t<kScalesSums, ScaledSumsMath<Record, kBf16>,
+                       std::conditional_t<kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
+template <class Record, bool kBf16, bool kScalesSums>
+using FloatMathOf = std::conditional_t<
+    Record::kCode == CodeKind::kE2m1, E2m1Math<Record, kBf16>,
+    std::conditional_t<Record::kBare, BareE4m3Math<Record, kBf16>,
+                       std::conditional_t<kScalesSums, ScaledFloatsMath<Record, kBf16>,
+                                          RoundedMath<Record, kBf16>>>>;
+template <class Record, bool kBf16, bool kScalesSums>
+using MathOf = std::conditional_t<Record::kCode == CodeKind::kUnsigned && !Record::kReal,
+                                  IntegerMathOf<Record, kBf16, kScalesSums>,
+                                  FloatMathOf<Record, kBf16, kScalesSums>>;
 
 // The configuration of an instantiation of the kernel: the arithmetic of the activations' type, a
 // kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
 template <DType kX, RecordKind kKind, bool kFixedOrder_, PersistentTile kTile,
           bool kGrouped_ = false>
 struct PersistentConfig {
-  using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind), CodeOf(kKind)>;
+  using Record = cuda::Record<kKind.bits, kKind.metas, kKind.code, kKind.real_zeros>;
   static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder_, kTile);
-  using FragmentMath = std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>;
-  using IntegerMath =
-      std::conditional_t<kScalesSums, ScaledSumsMath<Record, kX == DType::kBf16>, FragmentMath>;
-  using Math = std::conditional_t<CodeOf(kKind) == CodeKind::kUnsigned, IntegerMath,
-                                  FloatCodeMath<CodeOf(kKind), kX == DType::kBf16, Record>>;
+  using Math = MathOf<Record, kX == DType::kBf16, kScalesSums>;
   static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
   static constexpr int kXBytes = kInt8 ? 1 : 2;
   static constexpr int kTokens = kTile.tokens;

@@ -96,31 +96,101 @@ Work Plan(const WeightShape& shape, int64_t m, DType x, bool fixed_order,
   return PlanTile(shape, m, tile, fixed_order, device);
 }
 
-template <DType kX>
-absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool fixed_order,
-                      const DeviceInfo& device, StreamView stream) {
-  if (p.code == CodeKind::kE2m1) {
-    return LaunchProduct<kX, false, kFreeTiles4, kE2m1>(p, tile, device, stream);
+// Where a call goes on: the arguments of LaunchProduct.
+struct Target {
+  const PersistentParams& p;
+  const PersistentTile& tile;
+  const DeviceInfo& device;
+  StreamView stream;
+
+  template <DType kX, ProductKind kProduct, const auto& kList, RecordKind... kKinds>
+  absl::Status To() const {
+    return LaunchProduct<kX, kProduct, kList, kKinds...>(p, tile, device, stream);
   }
-  if (p.code == CodeKind::kE4m3) {
-    return LaunchProduct<kX, false, kFreeTiles8, kBareE4m3>(p, tile, device, stream);
-  }
-  if (p.bits == 8)
-    return LaunchProduct<kX, false, kFreeTiles8, kBare8, kOneMeta8>(p, tile, device, stream);
-  if (fixed_order) {
-    return LaunchProduct<kX, true, kFixedOrderTiles4, kOneMeta, kTwoMetas, kFineMetas>(
-        p, tile, device, stream);
-  }
-  return LaunchProduct<kX, false, kFreeTiles4, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device,
-                                                                                stream);
+};
+
+absl::Status NotCompiled(const RecordKind& kind) {
+  return absl::InternalError(
+      absl::StrCat("sm90a: no kernel for records of ", kind.bits, " bits was compiled"));
 }
 
-absl::Status LaunchKind(const PersistentParams& p, const PersistentTile& tile, DType x,
-                        bool fixed_order, const DeviceInfo& device, StreamView stream) {
-  if (x == DType::kBf16) return LaunchAs<DType::kBf16>(p, tile, fixed_order, device, stream);
-  if (x == DType::kFp16) return LaunchAs<DType::kFp16>(p, tile, fixed_order, device, stream);
-  return LaunchProduct<DType::kInt8, false, kFreeTilesInt8, kOneMeta, kBare8, kOneMeta8>(
-      p, tile, device, stream);
+template <DType kX, int kBits>
+absl::Status LaunchIntegers(const Target& go) {
+  using enum ProductKind;
+  constexpr RecordKind kOne = Integers(kBits, 1), kFine = Integers(kBits, 8);
+  if constexpr (kBits == 4) {
+    return go.To<kX, kFree, kFreeTiles4, kOne, Integers(4, 2), kFine>();
+  } else if constexpr (kBits == 8) {
+    return go.To<kX, kFree, kFreeTiles8, Integers(8, 0), kOne, kFine>();
+  } else if constexpr (kBits == 2 || kBits == 3) {
+    return go.To<kX, kFree, kFreeTiles4, kOne, kFine>();
+  } else if constexpr (IsCompiled(kFine)) {
+    return go.To<kX, kFree, kFreeTiles4, kFine>();
+  }
+  return NotCompiled(go.p.kind);
+}
+
+template <DType kX, int kBits>
+absl::Status LaunchRealZeros(const Target& go) {
+  using enum ProductKind;
+  if constexpr (kBits == 8) {
+    return go.To<kX, kFree, kFreeTiles8, RealZeros(8)>();
+  } else if constexpr (IsCompiled(RealZeros(kBits))) {
+    return go.To<kX, kFree, kFreeTiles4, RealZeros(kBits)>();
+  }
+  return NotCompiled(go.p.kind);
+}
+
+// Activations of 16 bits, any order of sums.
+template <DType kX>
+absl::Status LaunchFree(const Target& go) {
+  using enum ProductKind;
+  switch (go.p.kind.code) {
+    case CodeKind::kE2m1:
+      return go.To<kX, kFree, kFreeTiles4, kE2m1>();
+    case CodeKind::kTable:
+      return go.To<kX, kFree, kFreeTiles4, kTable>();
+    case CodeKind::kE4m3:
+      return go.To<kX, kFree, kFreeTiles8, E4m3(0), E4m3(1), E4m3(8)>();
+    case CodeKind::kUnsigned:
+      break;
+  }
+  return ForBits(go.p.kind.bits, [&]<int kBits>() {
+    return go.p.kind.real_zeros ? LaunchRealZeros<kX, kBits>(go) : LaunchIntegers<kX, kBits>(go);
+  });
+}
+
+template <DType kX>
+absl::Status LaunchFixedOrder(const Target& go) {
+  return go.To<kX, ProductKind::kFixedOrder, kFixedOrderTiles4, Integers(4, 1), Integers(4, 2),
+               Integers(4, 8)>();
+}
+
+template <DType kX>
+absl::Status LaunchGrouped(const Target& go) {
+  using enum ProductKind;
+  const RecordKind& kind = go.p.kind;
+  if (kind.real_zeros) {
+    return go.To<kX, kGrouped, kExpertTiles, RealZeros(4), RealZeros(5), RealZeros(6)>();
+  }
+  if (kind.code == CodeKind::kE2m1) return go.To<kX, kGrouped, kExpertTiles, kE2m1>();
+  if (kind.code == CodeKind::kE4m3) {
+    return go.To<kX, kGrouped, kExpertTiles, E4m3(0), E4m3(1)>();
+  }
+  if (kind.bits == 8) {
+    return go.To<kX, kGrouped, kExpertTiles, Integers(8, 0), Integers(8, 1)>();
+  }
+  return go.To<kX, kGrouped, kExpertTiles, Integers(4, 1), Integers(4, 2), Integers(4, 8)>();
+}
+
+absl::Status LaunchKind(const Target& go, DType x, bool fixed_order) {
+  const bool bf16 = x == DType::kBf16;
+  if (fixed_order) {
+    return bf16 ? LaunchFixedOrder<DType::kBf16>(go) : LaunchFixedOrder<DType::kFp16>(go);
+  }
+  if (x != DType::kInt8) return bf16 ? LaunchFree<DType::kBf16>(go) : LaunchFree<DType::kFp16>(go);
+  return go.To<DType::kInt8, ProductKind::kFree, kFreeTilesInt8, Integers(4, 1), Integers(8, 0),
+               Integers(8, 1)>();
 }
 
 absl::Status CheckCounters(StreamView stream) {
@@ -137,10 +207,10 @@ void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams*
   p->y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % (4 * SizeOf(y.dtype)) == 0;
   p->n = shape.n;
   p->tiles_n = static_cast<int>(mma16::TilesN(shape.n));
-  p->code = shape.scheme.code;
-  p->bits = shape.scheme.bits;
+  p->kind = KindOf(shape);
   p->metas = mma16::MetasPerRecord(shape);
   p->zero = shape.scheme.zero;
+  p->zero_first = mma16::TakesZeroFirst(shape);
   p->unit = 1;
 }
 
@@ -171,9 +241,10 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.token_tiles = static_cast<int>(CeilDiv(args.x.rows, int64_t{tile.tokens}));
   p.m = args.x.rows;
   p.outer = args.weight->outer();
-  if (p.metas == 0) p.unit = UnitOfBare(p.code, args.x.dtype);
+  p.table = args.weight->table();
+  if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
   p.folds = !IntegersScaleOnce(shape);
-  return LaunchKind(p, tile, args.x.dtype, /*fixed_order=*/work.k_range > 0, device, stream);
+  return LaunchKind({p, tile, device, stream}, args.x.dtype, /*fixed_order=*/work.k_range > 0);
 }
 
 std::string Describe(const Work& work) {
@@ -220,8 +291,10 @@ absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
   FillOutput(args.y, shape, &p);
   p.counters = stream.counters;
   p.m = args.x.rows;
-  return args.x.dtype == DType::kBf16 ? LaunchGroupedProduct<DType::kBf16>(p, tile, device, stream)
-                                      : LaunchGroupedProduct<DType::kFp16>(p, tile, device, stream);
+  if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
+  const Target go = {p, tile, device, stream};
+  return args.x.dtype == DType::kBf16 ? LaunchGrouped<DType::kBf16>(go)
+                                      : LaunchGrouped<DType::kFp16>(go);
 }
 
 std::string GroupedProductTable(const GroupedArgs& args) {

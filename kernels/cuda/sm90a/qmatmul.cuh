@@ -1,4 +1,4 @@
-// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8,
+// The kernel of the fused product y = x W (+ bias), any codes, activations of 16 bits or INT8,
 // sm_90a.
 //
 // Layout: mma16. Weights are wgmma's A operand: a block decodes them from shared memory into
@@ -127,8 +127,9 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
   LaunchDependents();
   // The shuffle keeps the compiler from computing the address anew in every step.
   const Ring<Config> ring{
-      __shfl_sync(0xffffffffu, SharedAddress(shared), 0),
+      __shfl_sync(0xffffffffu, SharedAddress(shared) + PairTableBytes(Config::Record::kCode), 0),
       Config::Record::kCodesBytes + Metas<Config>(p) * Config::Record::kMetaBytes};
+  if constexpr (Config::Record::kCode == CodeKind::kTable) FillPairTable<false>(p.table);
   if (threadIdx.x == 0) {
     PrefetchMap(&p.x);
     PrefetchMap(&p.x_last);
@@ -199,55 +200,35 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
 
 // The kernel for one kind of records and one entry of the list; null if it is not compiled.
-template <DType kX, RecordKind kKind, bool kFixedOrder, const auto& kList, size_t kIndex>
+template <DType kX, RecordKind kKind, ProductKind kProduct, const auto& kList, size_t kIndex>
 constexpr Launcher LauncherOf() {
   constexpr const TileCost& listed = kList[kIndex];
-  if constexpr ((listed.kinds & kKind) != 0) {
-    return LaunchConfigured<PersistentConfig<kX, kKind, kFixedOrder, listed.tile>>;
+  if constexpr (Serves(listed, kKind)) {
+    return LaunchConfigured<PersistentConfig<kX, kKind, kProduct == ProductKind::kFixedOrder,
+                                             listed.tile, kProduct == ProductKind::kGrouped>>;
   } else {
     return nullptr;
   }
 }
 
-template <DType kX, size_t... kIndex>
-Launcher FindGroupedLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
-  Launcher found = nullptr;
-  ((found = kGroupedTiles4[kIndex].tile == tile
-                ? LaunchConfigured<
-                      PersistentConfig<kX, kOneMeta, false, kGroupedTiles4[kIndex].tile, true>>
-                : found),
-   ...);
-  return found;
-}
-
-template <DType kX, RecordKind kKind, bool kFixedOrder, const auto& kList, size_t... kIndex>
+template <DType kX, RecordKind kKind, ProductKind kProduct, const auto& kList, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
   Launcher found = nullptr;
-  ((found =
-        kList[kIndex].tile == tile ? LauncherOf<kX, kKind, kFixedOrder, kList, kIndex>() : found),
+  ((found = kList[kIndex].tile == tile ? LauncherOf<kX, kKind, kProduct, kList, kIndex>() : found),
    ...);
   return found;
 }
 
 }  // namespace
 
-template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
+template <DType kX, ProductKind kProduct, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
-  const RecordKind kind = KindOf(p.code, p.bits, p.metas);
   Launcher launch = nullptr;
-  ((kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kFixedOrder, kList>(
-                              tile, std::make_index_sequence<std::size(kList)>()))
-                   : void()),
+  ((p.kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kProduct, kList>(
+                                tile, std::make_index_sequence<std::size(kList)>()))
+                     : void()),
    ...);
-  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
-}
-
-template <DType kX>
-absl::Status LaunchGroupedProduct(const PersistentParams& p, const PersistentTile& tile,
-                                  const DeviceInfo& device, StreamView stream) {
-  const Launcher launch =
-      FindGroupedLauncher<kX>(tile, std::make_index_sequence<std::size(kGroupedTiles4)>());
   return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
 }
 

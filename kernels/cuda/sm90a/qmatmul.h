@@ -43,28 +43,29 @@ struct PersistentParams {
   int64_t m;
   int64_t n;
   int tiles_n;  // records along N
-  CodeKind code;
-  int bits;    // of codes
-  int metas;   // of each record: 0, 1, 2, 4 or 8
-  int zero;    // of bare records
+  RecordKind kind;
+  const float* table;  // [16] of codes that index it
+  int metas;           // of each record: 0, 1, 2, 4 or 8
+  int zero;            // of bare records
+  bool zero_first;     // real zeros are taken off before the scale (mma16::TakesZeroFirst)
   bool folds;  // INT8: sums of integers are scaled after every step, not once after the last
   DType y_dtype;
   const GroupedTile* tiles;  // of a grouped product, instead of records, outer, bias, x_last and m
   bool y_wide;               // four elements of y may be stored at once
 };
 
-// kX: the type of activations, FP16, BF16 or INT8. kFixedOrder: keeps the order of sums of
-// common/fixed_order.h. kList: its tiles, a list of tile_list.h. kKinds: the kinds of records
-// that this instantiation serves. Each instantiation has a file of its own, so that they compile
-// side by side (CMakeLists.txt).
-template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
+enum class ProductKind {
+  kFree,
+  kFixedOrder,  // keeps the order of sums of common/fixed_order.h
+  kGrouped,     // of a stack of experts
+};
+
+// kX: the type of activations, FP16, BF16 or INT8. kList: the tiles, a list of tile_list.h. kKinds:
+// the kinds of records that this instantiation serves. Each instantiation has a file of its own, so
+// that they compile side by side (CMakeLists.txt).
+template <DType kX, ProductKind kProduct, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
-
-// The products of a stack of experts, weights of one meta and 4 bits.
-template <DType kX>
-absl::Status LaunchGroupedProduct(const PersistentParams& params, const PersistentTile& tile,
-                                  const DeviceInfo& device, StreamView stream);
 
 // The rows' matmuls: of args.x as the prologue left it, with the fastest tile. RunFixedOrderProduct
 // keeps the order of sums and takes no INT8.

@@ -26,8 +26,7 @@ constexpr int64_t kManyRecords = 115;
 constexpr int64_t kFastBytes = 4'000'000'000'000;  // a second
 
 int64_t PreferredFrom(const WeightShape& shape, const DeviceInfo& device) {
-  const QuantizationScheme& d = shape.scheme;
-  const bool one_meta = d.is_integer() && d.bits == 4 && mma16::MetasPerRecord(shape) == 1;
+  const bool one_meta = KindOf(shape) == Integers(4, 1);
   const int64_t records = mma16::TilesN(shape.n) * mma16::BlocksK(shape.k);
   const bool large = one_meta && records >= kManyRecords * device.sm_count;
   return large && device.memory_bytes_per_s >= kFastBytes ? kFromTokensOfLarge : kFromTokens;
@@ -37,25 +36,20 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
   return DescribeTile(shape, device, m, DType::kFp16);
 }
 
-// E2M1 and E4M3 too, where their products with the scale are exact or the scale is the column's.
 Claims A16Claims() {
   Claims out = Mma16ClaimsOfAnyCode();
-  out.codes &= ~MaskOf(CodeKind::kTable);
-  out.zeros = kIntegerZeros;
-  out.bits = kFourBits | kEightBits;
+  out.bits &= ~kSevenBits;
   return out;
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  const QuantizationScheme& d = shape.scheme;
-  const bool small_scales = d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0;
-  if (d.code == CodeKind::kE2m1 && !small_scales) {
-    return "takes E2M1 with scales of E4M3 and E8M0";
-  }
-  if (d.code == CodeKind::kE4m3 && !mma16::HasBareRecords(shape)) {
-    return "takes E4M3 with one scale for a column";
-  }
-  return RefusesRecords(shape, d.bits == 8 ? 1 : kEveryMeta);
+  if (IsCompiled(KindOf(shape))) return RefusesCodes(shape);
+  return absl::StrCat("has no kernel for ", ToString(shape.scheme));
+}
+
+std::string RefusesFixedOrder(const WeightShape& shape, const DeviceInfo& device) {
+  std::string why = RefusesRealZeros(shape);
+  return why.empty() ? Refuses(shape, device) : why;
 }
 
 int64_t FixedOrderWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
@@ -98,6 +92,7 @@ const KernelRow& FixedOrderA16Row() {
     out.preferred_from = nullptr;
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
+    out.refuses = RefusesFixedOrder;
     out.tile = DescribeFixedOrderTile;
     out.workspace_bytes = FixedOrderWorkspace;
     out.matmul = RunFixedOrderProduct;

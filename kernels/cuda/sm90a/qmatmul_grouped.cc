@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kLeastRows = 17;
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  return RefusesRecords(shape, 1);
+  std::string why = RefusesExperts(shape);
+  return why.empty() ? RefusesCodes(shape) : why;
 }
 
 }  // namespace
@@ -24,7 +25,7 @@ const KernelRow& PersistentGroupedRow() {
       .name = "sm90a/qmatmul_grouped",
       .op = Op::kGroupedMatmul,
       .device = DeviceKind::kCuda,
-      .claims = Mma16ClaimsOfBits(kFourBits),
+      .claims = ClaimsOfExperts(),
       .input_form = InputForm::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 90,

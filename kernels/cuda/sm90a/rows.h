@@ -20,9 +20,10 @@ const KernelRow& PersistentGroupedRow();
 
 inline constexpr int kEveryMeta = 8;  // the most that a record has
 
-// KernelRow::refuses for groups that have more scales in a record than `most_metas`, and for a K
-// that is larger than a schedule can count.
+// KernelRow::refuses for groups that have more scales in a record than `most_metas`, or if that is
+// not kEveryMeta real zeros, and for a K that is larger than a schedule can count.
 inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
+  if (most_metas < kEveryMeta && mma16::HasRealZeros(shape)) return RefusesRealZeros(shape);
   if (mma16::MetasPerRecord(shape) > most_metas) {
     return absl::StrCat("group size ", shape.group_rows(), " of ", shape.scheme.bits,
                         "-bit codes is no multiple of ", mma16::kBlockK / most_metas);
@@ -30,6 +31,20 @@ inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
   if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
   return absl::StrCat("got K ", shape.k, ", expected at most ",
                       int64_t{kMostKBlocks} * mma16::kBlockK);
+}
+
+// KernelRow::refuses of 16-bit activations, for rows of any codes.
+inline std::string RefusesCodes(const WeightShape& shape) {
+  const QuantizationScheme& d = shape.scheme;
+  const bool small_scales = d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0;
+  // Only their products with E2M1 are exact.
+  if (d.code == CodeKind::kE2m1 && !small_scales) {
+    return "takes E2M1 with scales of E4M3 and E8M0";
+  }
+  const bool rounds =
+      mma16::HasFloatScales(mma16::MetaKindOf(shape)) && !mma16::HasBareRecords(shape);
+  if (rounds && shape.large_scales) return "rounds weights to FP16, and some are larger";
+  return RefusesRecords(shape, kEveryMeta);
 }
 
 // KernelRow::workspace_bytes: the partials of stream-K tiles.

@@ -11,20 +11,34 @@
 
 namespace awqd::cuda {
 
+// The kinds of records that a tile is compiled for.
+enum Served {
+  kMainKind,  // the kind that nearly all weights of the list have
+  kCommon,    // also the others of 4 bits, and E2M1
+  kEvery,     // also all others
+};
+
 struct TileCost {
   PersistentTile tile;
   // Microseconds of a step, 128 of K, while no multiprocessor is idle. BF16 takes longer where
   // decoding is the limit, and less time where the tensor cores are: they draw less power.
   double fp16_us;
   double bf16_us;
-  // The kinds of records that it is compiled for, bits of RecordKind. Nearly all weights have
-  // groups of 128 or more: these get every tile, the others a few.
-  uint32_t kinds = kOneMeta;
+  Served served = kMainKind;
 };
 
-// E2M1 and E4M3 take some of the tiles of integers of as many bits.
-inline constexpr uint32_t kEvery = kOneMeta | kTwoMetas | kFineMetas | kE2m1;
-inline constexpr uint32_t kEvery8 = kBare8 | kOneMeta8 | kBareE4m3;
+constexpr bool IsMain(const RecordKind& kind) {
+  return kind == Integers(4, 1) || kind == Integers(8, 0);
+}
+constexpr bool Serves(const TileCost& listed, const RecordKind& kind) {
+  // The slots of a slice. {256, 2, 2} has two for real zeros and tables; without it 256 tokens of
+  // 4096 x 28672 take 1.24 to 1.37 times cuBLASLt's time instead of 1.04 to 1.16 (H200,
+  // 2026-11-29).
+  constexpr int kLeastSlots = 2;
+  if (RingSlots(listed.tile, kind) < kLeastSlots * listed.tile.slices) return false;
+  const bool common = kind == Integers(4, 2) || kind == Integers(4, 8) || kind == kE2m1;
+  return listed.served >= (IsMain(kind) ? kMainKind : common ? kCommon : kEvery);
+}
 
 // Each entry: {tokens, records, cluster, splits, accumulators, slices}, then the costs and the
 // kinds.
@@ -48,14 +62,14 @@ inline constexpr uint32_t kEvery8 = kBare8 | kOneMeta8 | kBareE4m3;
 // Products whose order of sums is free.
 inline constexpr TileCost kFreeTiles4[] = {
     {{16, 3, 1}, 0.438, 0.438},
-    {{32, 1, 1, 2, 1, 2}, 0.171, 0.167, kEvery},
+    {{32, 1, 1, 2, 1, 2}, 0.171, 0.167, kCommon},
     {{32, 2, 1, 2, 1, 2}, 0.331, 0.332, kEvery},
     {{32, 2, 2}, 0.379, 0.371, kEvery},
     {{40, 3, 1, 2}, 0.548, 0.568},
     {{48, 1, 1, 2, 1, 2}, 0.204, 0.199},
     {{48, 2, 1, 2}, 0.396, 0.386},
     {{56, 3, 1}, 0.649, 0.614},
-    {{64, 1, 1, 2, 1, 2}, 0.238, 0.233, kEvery},
+    {{64, 1, 1, 2, 1, 2}, 0.238, 0.233, kCommon},
     {{64, 2, 1, 2}, 0.469, 0.444, kEvery},
     {{64, 2, 2}, 0.479, 0.463},
     {{64, 3, 1}, 0.695, 0.658, kEvery},
@@ -65,7 +79,7 @@ inline constexpr TileCost kFreeTiles4[] = {
     {{88, 3, 1}, 0.784, 0.892},
     {{96, 1, 1, 2, 1, 2}, 0.299, 0.300},
     {{96, 3, 1}, 0.815, 0.931},
-    {{104, 2, 1}, 0.598, 0.601, kEvery},
+    {{104, 2, 1}, 0.598, 0.601, kCommon},
     {{112, 1, 1, 2}, 0.332, 0.365},
     {{112, 2, 1, 2}, 0.609, 0.652},
     {{112, 3, 1}, 0.900, 0.996},
@@ -75,14 +89,14 @@ inline constexpr TileCost kFreeTiles4[] = {
     {{128, 1, 1, 2}, 0.359, 0.385, kEvery},
     {{128, 2, 1}, 0.696, 0.737},
     {{128, 2, 1, 2}, 0.664, 0.701, kEvery},
-    {{128, 3, 1}, 1.014, 1.047, kEvery},
+    {{128, 3, 1}, 1.014, 1.047, kCommon},
     {{128, 3, 1, 2}, 1.023, 1.056},
     {{136, 3, 1}, 1.077, 1.094},
-    {{144, 2, 1}, 0.766, 0.765, kEvery},
+    {{144, 2, 1}, 0.766, 0.765, kCommon},
     {{144, 2, 1, 2}, 0.737, 0.745},
     {{152, 3, 1}, 1.181, 1.166},
     {{160, 1, 1}, 0.460, 0.490},
-    {{160, 1, 1, 2}, 0.402, 0.427, kEvery},
+    {{160, 1, 1, 2}, 0.402, 0.427, kCommon},
     {{160, 2, 1, 2}, 0.800, 0.790},
     {{160, 2, 2}, 0.819, 0.803},
     {{160, 3, 1}, 1.241, 1.226},
@@ -94,7 +108,7 @@ inline constexpr TileCost kFreeTiles4[] = {
     {{192, 2, 2}, 0.980, 0.958},
     {{192, 3, 1}, 1.496, 1.466},
     {{208, 1, 1}, 0.550, 0.565},
-    {{208, 1, 1, 2}, 0.518, 0.509, kEvery},
+    {{208, 1, 1, 2}, 0.518, 0.509, kCommon},
     {{208, 2, 1, 2}, 1.032, 1.019},
     {{208, 2, 2}, 1.059, 1.032, kEvery},
     {{224, 2, 1, 2}, 1.130, 1.105},
@@ -107,59 +121,60 @@ inline constexpr TileCost kFreeTiles4[] = {
 
 // Products that keep the order of sums.
 inline constexpr TileCost kFixedOrderTiles4[] = {
-    {{32, 1, 1, 2, 1, 2}, 0.205, 0.237, kEvery},
-    {{32, 1, 1, 2, 2, 2}, 0.203, 0.241, kEvery},
+    {{32, 1, 1, 2, 1, 2}, 0.205, 0.237, kCommon},
+    {{32, 1, 1, 2, 2, 2}, 0.203, 0.241, kCommon},
     {{32, 2, 1}, 0.464, 0.479},
-    {{32, 2, 1, 2, 1, 2}, 0.372, 0.443, kEvery},
-    {{40, 3, 1}, 0.655, 0.729, kEvery},
+    {{32, 2, 1, 2, 1, 2}, 0.372, 0.443, kCommon},
+    {{40, 3, 1}, 0.655, 0.729, kCommon},
     {{40, 3, 1, 2, 2}, 0.617, 0.735},
     {{48, 2, 1, 2, 1, 2}, 0.433, 0.492},
     {{56, 3, 1}, 0.683, 0.767},
-    {{64, 1, 1, 2, 1, 2}, 0.253, 0.297, kEvery},
-    {{64, 1, 1, 2, 2, 2}, 0.261, 0.297, kEvery},
-    {{64, 2, 1, 2, 2}, 0.492, 0.574, kEvery},
-    {{64, 3, 1}, 0.722, 0.801, kEvery},
+    {{64, 1, 1, 2, 1, 2}, 0.253, 0.297, kCommon},
+    {{64, 1, 1, 2, 2, 2}, 0.261, 0.297, kCommon},
+    {{64, 2, 1, 2, 2}, 0.492, 0.574, kCommon},
+    {{64, 3, 1}, 0.722, 0.801, kCommon},
     {{64, 3, 1, 2, 2}, 0.718, 0.848},
     {{72, 1, 1, 2, 2, 2}, 0.278, 0.313},
     {{80, 1, 1, 2, 1, 2}, 0.285, 0.327},
     {{80, 2, 1, 2, 2}, 0.548, 0.616},
     {{80, 3, 1}, 0.771, 0.852},
-    {{88, 2, 1}, 0.554, 0.597, kEvery},
+    {{88, 2, 1}, 0.554, 0.597, kCommon},
     {{88, 2, 1, 2, 2}, 0.581, 0.646},
     {{96, 1, 1, 2, 1, 2}, 0.327, 0.365},
-    {{96, 1, 1, 2, 2, 2}, 0.324, 0.349, kEvery},
+    {{96, 1, 1, 2, 2, 2}, 0.324, 0.349, kCommon},
     {{96, 2, 1}, 0.609, 0.628},
     {{96, 3, 1}, 0.852, 0.935},
-    {{104, 2, 1}, 0.623, 0.665, kEvery},
+    {{104, 2, 1}, 0.623, 0.665, kCommon},
     {{104, 2, 1, 2, 2}, 0.634, 0.685},
     {{112, 1, 1, 2, 2, 2}, 0.380, 0.379},
     {{120, 2, 1}, 0.680, 0.722},
-    {{128, 1, 1, 2, 2}, 0.409, 0.450, kEvery},
-    {{128, 1, 1, 2, 2, 2}, 0.407, 0.421, kEvery},
+    {{128, 1, 1, 2, 2}, 0.409, 0.450, kCommon},
+    {{128, 1, 1, 2, 2, 2}, 0.407, 0.421, kCommon},
     {{128, 2, 1, 2, 0}, 0.712, 0.742},
-    {{128, 2, 1, 2, 2}, 0.722, 0.776, kEvery},
-    {{128, 2, 2}, 0.702, 0.736, kEvery},
+    {{128, 2, 1, 2, 2}, 0.722, 0.776, kCommon},
+    {{128, 2, 2}, 0.702, 0.736, kCommon},
     {{128, 3, 1, 2, 0}, 1.051, 1.109},
-    {{136, 2, 1}, 0.745, 0.766, kEvery},
+    {{136, 2, 1}, 0.745, 0.766, kCommon},
     {{136, 2, 1, 2, 2}, 0.752, 0.797},
     {{152, 2, 1}, 0.825, 0.831},
-    {{160, 1, 1, 2, 0}, 0.465, 0.506, kEvery},
+    {{160, 1, 1, 2, 0}, 0.465, 0.506, kCommon},
     {{160, 1, 1, 2, 2}, 0.457, 0.503},
     {{160, 2, 1, 2, 2}, 0.865, 0.868},
-    {{160, 2, 2}, 0.856, 0.857, kEvery},
+    {{160, 2, 2}, 0.856, 0.857, kCommon},
     {{176, 2, 2}, 0.930, 0.915},
-    {{192, 2, 2}, 1.030, 1.022, kEvery},
+    {{192, 2, 2}, 1.030, 1.022, kCommon},
     {{256, 2, 2}, 1.398, 1.385},
 };
 
 // ---- Grouped products ---------------------------------------------------------------------------
 
 // The tiles belong to many experts, so none is split along K. Costs are those of 4-bit codes.
-inline constexpr TileCost kGroupedTiles4[] = {
-    {{32, 2, 2}, 0.379, 0.371},  {{64, 2, 2}, 0.479, 0.463},  {{64, 3, 1}, 0.695, 0.658},
-    {{80, 3, 1}, 0.752, 0.852},  {{96, 3, 1}, 0.815, 0.931},  {{112, 3, 1}, 0.900, 0.996},
-    {{128, 3, 1}, 1.014, 1.047}, {{144, 2, 1}, 0.766, 0.765}, {{160, 2, 2}, 0.819, 0.803},
-    {{256, 2, 2}, 1.308, 1.267},
+inline constexpr TileCost kExpertTiles[] = {
+    {{32, 2, 2}, 0.379, 0.371, kEvery}, {{64, 2, 2}, 0.479, 0.463, kEvery},
+    {{64, 3, 1}, 0.695, 0.658},         {{80, 3, 1}, 0.752, 0.852},
+    {{96, 3, 1}, 0.815, 0.931},         {{112, 3, 1}, 0.900, 0.996},
+    {{128, 3, 1}, 1.014, 1.047},        {{144, 2, 1}, 0.766, 0.765, kEvery},
+    {{160, 2, 2}, 0.819, 0.803},        {{256, 2, 2}, 1.308, 1.267, kEvery},
 };
 
 // ---- 8-bit codes --------------------------------------------------------------------------------
@@ -169,27 +184,25 @@ inline constexpr TileCost kGroupedTiles4[] = {
 // from 17 to 4096 with activations of both types, 28 tiles. These are the fewest with which no case
 // takes more than 2 % longer than with all. Groups of 128 make do with five.
 inline constexpr TileCost kFreeTiles8[] = {
-    {{32, 1, 1, 2, 1, 2}, 0.339, 0.339, kBare8}, {{32, 2, 2}, 0.748, 0.748, kEvery8},
-    {{48, 2, 1, 2}, 0.610, 0.568, kBare8},       {{64, 1, 1, 2, 1, 2}, 0.373, 0.371, kBare8},
-    {{64, 2, 1, 2}, 0.646, 0.640, kBare8},       {{64, 2, 2}, 0.752, 0.750, kEvery8},
-    {{96, 2, 1, 2}, 0.694, 0.689, kBare8},       {{96, 3, 1}, 1.030, 1.038, kBare8},
-    {{128, 1, 1, 2}, 0.420, 0.414, kBare8},      {{128, 2, 1, 2}, 0.757, 0.753, kEvery8},
-    {{128, 2, 2}, 0.715, 0.704, kEvery8},        {{160, 2, 1, 2}, 0.843, 0.844, kBare8},
-    {{160, 2, 2}, 0.848, 0.828, kBare8},         {{192, 2, 1, 2}, 0.993, 0.979, kBare8},
-    {{192, 2, 2}, 0.991, 0.968, kEvery8},
+    {{32, 1, 1, 2, 1, 2}, 0.339, 0.339}, {{32, 2, 2}, 0.748, 0.748, kEvery},
+    {{48, 2, 1, 2}, 0.610, 0.568},       {{64, 1, 1, 2, 1, 2}, 0.373, 0.371},
+    {{64, 2, 1, 2}, 0.646, 0.640},       {{64, 2, 2}, 0.752, 0.750, kEvery},
+    {{96, 2, 1, 2}, 0.694, 0.689},       {{96, 3, 1}, 1.030, 1.038},
+    {{128, 1, 1, 2}, 0.420, 0.414},      {{128, 2, 1, 2}, 0.757, 0.753, kEvery},
+    {{128, 2, 2}, 0.715, 0.704, kEvery}, {{160, 2, 1, 2}, 0.843, 0.844},
+    {{160, 2, 2}, 0.848, 0.828},         {{192, 2, 1, 2}, 0.993, 0.979},
+    {{192, 2, 2}, 0.991, 0.968, kEvery},
 };
 
 // ---- INT8 activations ---------------------------------------------------------------------------
-
-inline constexpr uint32_t kOfInt8 = kOneMeta | kEvery8;
 
 // Sums are kept twice, as integers and in FP32, so tiles have at most 128 tokens and two consumers.
 // Where a column has one scale, integers alone would do, and 192 and 256 tokens fit: {192, 2, 2}
 // and {256, 2, 2} took 0.96 to 1.3 times as long at 256 to 4096 tokens (H100, 2026-11-25).
 inline constexpr TileCost kFreeTilesInt8[] = {
-    {{64, 1, 1, 2}, 0.190, 0.190, kOfInt8},  {{64, 2, 2}, 0.260, 0.260, kOfInt8},
-    {{64, 2, 1, 2}, 0.280, 0.280, kOfInt8},  {{128, 1, 1, 2}, 0.280, 0.280, kOfInt8},
-    {{128, 2, 1, 2}, 0.440, 0.440, kOfInt8}, {{128, 2, 2}, 0.440, 0.440, kOfInt8},
+    {{64, 1, 1, 2}, 0.190, 0.190, kEvery},  {{64, 2, 2}, 0.260, 0.260, kEvery},
+    {{64, 2, 1, 2}, 0.280, 0.280, kEvery},  {{128, 1, 1, 2}, 0.280, 0.280, kEvery},
+    {{128, 2, 1, 2}, 0.440, 0.440, kEvery}, {{128, 2, 2}, 0.440, 0.440, kEvery},
 };
 
 }  // namespace awqd::cuda

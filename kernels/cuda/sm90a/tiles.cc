@@ -18,11 +18,6 @@ namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
-RecordKind KindOfRecords(const WeightShape& shape) {
-  const QuantizationScheme& d = shape.scheme;
-  return KindOf(d.code, d.bits, mma16::MetasPerRecord(shape));
-}
-
 absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
   if (x == DType::kInt8) return kFreeTilesInt8;
   return shape.scheme.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
@@ -32,7 +27,7 @@ absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
 std::vector<PersistentTile> Compiled(absl::Span<const TileCost> list, const WeightShape& shape) {
   std::vector<PersistentTile> out;
   for (const TileCost& candidate : list) {
-    if ((candidate.kinds & KindOfRecords(shape)) != 0) out.push_back(candidate.tile);
+    if (Serves(candidate, KindOf(shape))) out.push_back(candidate.tile);
   }
   return out;
 }
@@ -119,6 +114,25 @@ int64_t LargestSums(absl::Span<const TileCost> candidates) {
 }
 
 }  // namespace
+
+RecordKind KindOf(const WeightShape& shape) {
+  const QuantizationScheme& d = shape.scheme;
+  const int metas = mma16::MetasPerRecord(shape);
+  if (mma16::HasRealZeros(shape)) return RealZeros(d.bits);
+  switch (d.code) {
+    case CodeKind::kE2m1:
+      return kE2m1;
+    case CodeKind::kTable:
+      return kTable;
+    case CodeKind::kE4m3:
+      return E4m3(metas <= 1 ? metas : 8);
+    case CodeKind::kUnsigned:
+      break;
+  }
+  // Few weights have these widths.
+  if (d.bits == 1 || d.bits == 5 || d.bits == 6) return Integers(d.bits, 8);
+  return Integers(d.bits, metas <= 1 || (metas == 2 && d.bits == 4) ? metas : 8);
+}
 
 bool IntegersScaleOnce(const WeightShape& shape) {
   constexpr int64_t kMostK = 1 << 16;
@@ -240,7 +254,7 @@ struct FreeProduct {
 
   bool Allows(const TileCost& candidate) const {
     const PersistentTile& tile = candidate.tile;
-    return (candidate.kinds & kind) != 0 && !IsTooNarrow(tile, m) &&
+    return Serves(candidate, kind) && !IsTooNarrow(tile, m) &&
            Suits(tile, Tiles(shape, m, tile), k_blocks, device);
   }
   double Us(const TileCost& cost) const {
@@ -253,7 +267,7 @@ struct FreeProduct {
   const DeviceInfo& device;
   const DType x;
   const int64_t k_blocks = mma16::BlocksK(shape.k);
-  const RecordKind kind = KindOfRecords(shape);
+  const RecordKind kind = KindOf(shape);
   const int record_bytes = mma16::RecordBytes(shape);
   const GpuSpeed speed = SpeedOf(device);
 };
@@ -317,7 +331,9 @@ PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& d
   const GpuSpeed speed = SpeedOf(device);
   PersistentTile best;
   double least = std::numeric_limits<double>::infinity();
-  for (const TileCost& candidate : kGroupedTiles4) {
+  const RecordKind kind = KindOf(shape);
+  for (const TileCost& candidate : kExpertTiles) {
+    if (!Serves(candidate, kind)) continue;
     const StreamKSchedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
     const double us = Microseconds(s, candidate, x, record_bytes, speed);

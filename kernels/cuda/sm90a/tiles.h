@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "kernels/cuda/common/float_codes.cuh"
 #include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/types.h"
@@ -45,59 +46,57 @@ constexpr bool StaysWhole(const PersistentTile& tile) {
   return tile.records == 1 && tile.cluster == 1 && tile.splits == 1;
 }
 
-// Kinds of records: the width of their codes, and how many metas (scales and zero points,
-// layouts/mma16.h) a record has. A kernel is compiled for one kind. Bits of a mask.
-enum RecordKind : uint32_t {
-  kOneMeta = 1,    // 4 bits, groups of 128 and its multiples, or of all of K
-  kTwoMetas = 2,   // 4 bits, groups of 64
-  kFineMetas = 4,  // 4 bits, groups of 16 and 32: eight or four metas, known at run time
-  kBare8 = 8,      // 8 bits, a scale for each column: no meta
-  kOneMeta8 = 16,  // 8 bits, groups of 128 and its multiples
-  kE2m1 = 32,      // E2M1: up to eight metas, known at run time
-  kBareE4m3 = 64,  // E4M3, a scale for each column: no meta
+// A kernel is compiled for one kind: the codes of its records, and how many metas (scales and zero
+// points, layouts/mma16.h) a record has.
+struct RecordKind {
+  CodeKind code = CodeKind::kUnsigned;
+  int bits = 4;
+  int metas = 1;            // 0, 1, 2, or 8: any number up to that, known at run time
+  bool real_zeros = false;  // mma16::HasRealZeros
+
+  friend bool operator==(const RecordKind&, const RecordKind&) = default;
 };
-constexpr RecordKind KindOf(CodeKind code, int bits, int metas) {
-  if (code == CodeKind::kE2m1) return kE2m1;
-  if (code == CodeKind::kE4m3) return kBareE4m3;
-  if (bits == 8) return metas == 0 ? kBare8 : kOneMeta8;
-  return metas == 1 ? kOneMeta : metas == 2 ? kTwoMetas : kFineMetas;
-}
-constexpr CodeKind CodeOf(RecordKind kind) {
-  if (kind == kE2m1) return CodeKind::kE2m1;
-  return kind == kBareE4m3 ? CodeKind::kE4m3 : CodeKind::kUnsigned;
-}
-constexpr int BitsOf(RecordKind kind) {
-  return kind == kBare8 || kind == kOneMeta8 || kind == kBareE4m3 ? 8 : 4;
-}
-// The most metas that a record of this kind has.
-constexpr int MostMetas(RecordKind kind) {
-  if (kind == kBare8 || kind == kBareE4m3) return 0;
-  return kind == kOneMeta || kind == kOneMeta8 ? 1 : kind == kTwoMetas ? 2 : 8;
+constexpr RecordKind Integers(int bits, int metas) { return {CodeKind::kUnsigned, bits, metas}; }
+constexpr RecordKind RealZeros(int bits) { return {CodeKind::kUnsigned, bits, 8, true}; }
+constexpr RecordKind E4m3(int metas) { return {CodeKind::kE4m3, 8, metas}; }
+inline constexpr RecordKind kE2m1 = {CodeKind::kE2m1, 4, 8};
+inline constexpr RecordKind kTable = {CodeKind::kTable, 4, 8};
+
+// The kind that serves a weight. Nearly all weights of 4 bits have one meta (groups of 128 and its
+// multiples, or of all of K), nearly all of 8 bits none (a scale for each column).
+RecordKind KindOf(const WeightShape& shape);
+
+// Whether kernels are compiled for such records.
+constexpr bool IsCompiled(const RecordKind& kind) {
+  return kind.code != CodeKind::kUnsigned ||
+         (kind.bits != 7 && !(kind.bits == 1 && kind.real_zeros));
 }
 
 // The tiles that are compiled for weights of this shape and activations of dtype `x`.
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = DType::kFp16);
 
 // A slot of the ring holds one step, 128 of K: the tokens, `x_bytes` an element, and the records. A
-// record of one meta is given the room of two, so that both kinds have as many slots.
-constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
-  const int metas = kind == kOneMeta ? 2 : MostMetas(kind);
+// record of 4 bits and one meta is given the room of two, so that both kinds have as many slots.
+constexpr int SlotBytes(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+  const int metas = kind == Integers(4, 1) ? 2 : kind.metas;
   return tile.tokens * mma16::kBlockK * x_bytes +
          tile.records *
-             mma16::RecordBytes(BitsOf(kind), metas, mma16::MetaKindOf(CodeOf(kind), false));
+             mma16::RecordBytes(kind.bits, metas, mma16::MetaKindOf(kind.code, kind.real_zeros));
 }
 
 // As many slots as fit the shared memory of sm_90: 228 KB, less 1 KB that CUDA takes for each
-// block, two barriers of 8 bytes for each slot and two more for the block. More than 16 slots gain
-// nothing. A multiple of `slices`, because every slice has as many slots as the others.
-constexpr int RingSlots(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
-  constexpr int kRoom = 227 * 1024 - 16;
-  const int slots = kRoom / (SlotBytes(tile, kind, x_bytes) + 16);
+// block, a table's pairs, two barriers of 8 bytes for each slot and two more for the block. More
+// than 16 slots gain nothing. A multiple of `slices`, because every slice has as many slots as the
+// others.
+constexpr int RingSlots(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+  const int room = 227 * 1024 - 16 - PairTableBytes(kind.code);
+  const int slots = room / (SlotBytes(tile, kind, x_bytes) + 16);
   return (slots < 16 ? slots : 16) / tile.slices * tile.slices;
 }
 
-constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
-  return RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
+constexpr int SharedBytes(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+  return PairTableBytes(kind.code) +
+         RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
 }
 
 // In fixed order a consumer needs two accumulators: of the k-range that it computes, and the total

@@ -39,6 +39,24 @@ StepBytes LaneBytes(int bits, const uint8_t* unit, int lane, int step) {
       return Int3Bytes(halves(unit), rotated(unit + mma16::UnitBytes(2)));
     case 4:
       return Int4Bytes(Load(unit + lane * 16 + step * 4));
+    case 5:
+    case 6:
+    case 7: {
+      const StepBytes low = Int4Bytes(Load(unit + lane * 16 + step * 4));
+      const uint8_t* const upper = unit + mma16::UnitBytes(4);
+      if (bits == 5) {
+        const uint32_t plane = Load(upper + lane * 4);
+        return {WithUpperBits<1, 4>(low.low, plane, 2 * step),
+                WithUpperBits<1, 4>(low.high, plane, 2 * step + 1)};
+      }
+      const uint32_t plane = Load(upper + lane * 8 + step / 2 * 4);
+      const StepBytes six = {WithUpperBits<2, 4>(low.low, plane, 2 * step),
+                             WithUpperBits<2, 4>(low.high, plane, 2 * step + 1)};
+      if (bits == 6) return six;
+      const uint32_t top = Load(upper + mma16::UnitBytes(2) + lane * 4);
+      return {WithUpperBits<1, 6>(six.low, top, 2 * step),
+              WithUpperBits<1, 6>(six.high, top, 2 * step + 1)};
+    }
     default: {
       const uint8_t* words = unit + step / 2 * 512 + lane * 16 + step % 2 * 8;
       return {Load(words), Load(words + 4)};
@@ -79,12 +97,12 @@ TEST_P(Integers, BytesAreTheCodesInTheOrderOfStagedActivations) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Bits, Integers, ::testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Bits, Integers, ::testing::Range(1, 9));
 
 TEST(MinusZeroBytes, AreExactForEveryCodeAndZero) {
-  for (int zero = 0; zero < 16; ++zero) {
-    for (int code = 0; code < 16; ++code) {
-      const uint32_t codes = code | (15 - code) << 8 | 15 << 24;
+  for (int zero = 0; zero < 128; ++zero) {
+    for (int code = 0; code < 128; ++code) {
+      const uint32_t codes = code | (127 - code) << 8 | 127 << 24;
       const uint32_t got = MinusZeroBytes(codes, BelowZero(zero));
       for (int byte = 0; byte < 4; ++byte) {
         EXPECT_EQ(static_cast<int8_t>(got >> (8 * byte)),

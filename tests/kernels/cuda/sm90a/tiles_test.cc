@@ -17,7 +17,10 @@ namespace {
 // A weight of every kind of records for which kernels are compiled.
 std::vector<WeightShape> EveryKind() {
   std::vector<WeightShape> out = {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
-  for (const char* text : {"w8cs", "w8g128s", "e2m1g16+e4m3*t", "e4m3c+fp32"}) {
+  for (const char* text : {"w8cs", "w8g128s", "w8g32s", "e2m1g16+e4m3*t", "e4m3c+fp32",
+                           "e4m3b128x128+fp32", "e4m3g32+fp32", "t4g64+fp32", "w1g128z", "w2g128z",
+                           "w3g64z", "w5g32s", "w6g128z", "w2g16o:fp32+fp32", "w3g16s+fp32",
+                           "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32", "w8g64r"}) {
     out.push_back({4096, 4096, ParseScheme(text).value()});
   }
   return out;
@@ -29,16 +32,17 @@ std::vector<PersistentTile> AllTiles(const WeightShape& shape) {
   return out;
 }
 
-TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
+TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreDeep) {
   for (const WeightShape& shape : EveryKind()) {
-    const RecordKind kind =
-        KindOf(shape.scheme.code, shape.scheme.bits, mma16::MetasPerRecord(shape));
+    const RecordKind kind = KindOf(shape);
     for (const PersistentTile& tile : AllTiles(shape)) {
       // A block uses 1 KB itself.
       EXPECT_LE(SharedBytes(tile, kind) + 1024, 228 * 1024);
       const int slots = RingSlots(tile, kind);
       EXPECT_EQ(slots % tile.slices, 0);
-      EXPECT_GE(slots / tile.slices, 3);
+      // The largest records leave room for two beside 256 tokens (tile_list.h).
+      const bool large = kind.real_zeros || kind == kTable;
+      EXPECT_GE(slots / tile.slices, large && tile.tokens == 256 ? 2 : 3) << tile.tokens;
     }
   }
 }
