@@ -172,12 +172,12 @@ class CompositionTest : public ServerTest {
 TEST_F(CompositionTest, EveryAnswerIsWhatItIsAlone) {
   std::vector<Call> calls;
   for (int i = 0; i < 300; ++i) calls.push_back(AnyCall());
-  {
-    Caller caller = NewCaller();
-    for (Call& call : calls) {
-      call.alone = call.run(caller);
-      ASSERT_EQ(call.alone.substr(0, 2), "FP") << call.text << ": " << call.alone;
-    }
+  // It stays: the others share its connection. gRPC 1.51 reads errno of a connect after it has
+  // allocated, which in a new thread may change it: "127.0.0.1: No such file or directory".
+  Caller first = NewCaller();
+  for (Call& call : calls) {
+    call.alone = call.run(first);
+    ASSERT_EQ(call.alone.substr(0, 2), "FP") << call.text << ": " << call.alone;
   }
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(Seconds());
   std::atomic<int64_t> answers{0}, wrong{0};
@@ -192,7 +192,9 @@ TEST_F(CompositionTest, EveryAnswerIsWhatItIsAlone) {
         ++answers;
         if (got == call.alone) continue;
         ++wrong;
-        ADD_FAILURE() << call.text << ": got " << got.substr(0, 60) << ", expected "
+        // An error is shown as a whole, and the beginning of an answer.
+        const size_t shown = got.starts_with("FP") ? 60 : got.size();
+        ADD_FAILURE() << call.text << ": got " << got.substr(0, shown) << ", expected "
                       << call.alone.substr(0, 60);
       }
     });
