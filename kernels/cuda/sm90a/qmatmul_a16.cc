@@ -71,7 +71,8 @@ const KernelRow& PersistentA16Row() {
       .max_arch = 90,
       .min_m = kFromTokensOfLarge,
       .preferred_from = PreferredFrom,
-      // tests/bench/results/h100.md has the table.
+      // tests/bench/results/h100.md and h200.md have the tables. With real zeros and FP32 scales of
+      // groups decoding first takes up to 15 % less time at 4096 tokens, and twice as long at 256.
       .replaces_dense = true,
       .priority = 20,
       .refuses = Refuses,
