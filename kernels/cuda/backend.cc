@@ -12,6 +12,7 @@ absl::Span<const KernelRow* const> CudaKernels() {
       // sm90a/: compute capability 9.0 alone
       &cuda::PersistentA16Row(),
       &cuda::FixedOrderA16Row(),
+      &cuda::PersistentA8Row(),
       &cuda::PersistentA8ScaledRow(),
       &cuda::PersistentGroupedRow(),
       // sm80/: every GPU from compute capability 7.5

@@ -1,4 +1,5 @@
-// The epilogue: the token's scale and the bias in fp32, one rounding, stores. Device code only.
+// The epilogue: the token's scale and the bias in fp32, one rounding, stores; or sums of integers
+// as they are. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -18,8 +19,11 @@ struct Corner {
 };
 
 template <class Config>
+using Floats = float[Config::kSums];
+
+template <class Config>
 __device__ __forceinline__ void ScaleTokens(const PersistentParams& p, const Corner& at,
-                                            Sums<Config>& sums) {
+                                            Floats<Config>& sums) {
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2;
@@ -31,7 +35,7 @@ __device__ __forceinline__ void ScaleTokens(const PersistentParams& p, const Cor
 
 template <class Config>
 __device__ __forceinline__ void ScaleFeatures(const PersistentParams& p, const Corner& at,
-                                              Sums<Config>& sums) {
+                                              Floats<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
   const float s0 = row < p.n ? at.outer[row] * p.unit : 0;
   const float s1 = row + 8 < p.n ? at.outer[row + 8] * p.unit : 0;
@@ -43,7 +47,7 @@ __device__ __forceinline__ void ScaleFeatures(const PersistentParams& p, const C
 
 template <class Config>
 __device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner& at,
-                                        Sums<Config>& sums) {
+                                        Floats<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
   const float b0 = row < p.n ? at.bias[row] : 0;
   const float b1 = row + 8 < p.n ? at.bias[row + 8] : 0;
@@ -56,7 +60,7 @@ __device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner&
 // No exchange between lanes: the eight lanes that hold one token write 32 bytes side by side.
 template <class Config>
 __device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corner& at,
-                                          const Sums<Config>& sums) {
+                                          const Floats<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < Config::kSums; ++i) {
@@ -94,7 +98,7 @@ __device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool 
 // and four elements may be stored at once. The other case is rare and takes much more code.
 template <class Config, bool kHalf, bool kWide>
 __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner& at,
-                                        const Sums<Config>& sums) {
+                                        const Floats<Config>& sums) {
   const int lane = threadIdx.x % 32;
   const int64_t row = at.row + lane % 2 * 8 + lane % 4 / 2 * 4;
   int64_t token = at.token + lane / 4;
@@ -113,18 +117,34 @@ __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner&
 
 template <class Config>
 __device__ __forceinline__ void Store(const PersistentParams& p, const Corner& at,
-                                      Sums<Config>& sums) {
+                                      Floats<Config>& sums) {
   if (p.x_scale != nullptr) ScaleTokens<Config>(p, at, sums);
   if (at.outer != nullptr) ScaleFeatures<Config>(p, at, sums);
   if (at.bias != nullptr) AddBias<Config>(p, at, sums);
   const bool wide = p.y_wide && at.row + mma16::kRowTile <= p.n;
-  if (p.y_dtype == DType::kFp32) {
+  constexpr bool kIntegers = std::is_same_v<typename Config::Sum, uint32_t>;
+  if (p.y_dtype == DType::kFp32 || (kIntegers && p.y_dtype == DType::kInt32)) {
     StoreFp32<Config>(p, at, sums);
   } else if (p.y_dtype == DType::kFp16) {
     wide ? Store16<Config, true, true>(p, at, sums) : Store16<Config, true, false>(p, at, sums);
   } else {
     wide ? Store16<Config, false, true>(p, at, sums) : Store16<Config, false, false>(p, at, sums);
   }
+}
+
+// Stores sums of integers: as they are where y is INT32, else times `scales`, which a thread's two
+// rows have. The bits of both go the same way: two ways would keep both in registers.
+template <class Config>
+__device__ __forceinline__ void StoreIntegers(const PersistentParams& p, const Corner& at,
+                                              const RowScales& scales, const Sums<Config>& sums) {
+  const bool scaled = p.y_dtype != DType::kInt32;
+  Floats<Config> floats;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; ++i) {
+    const float scale = i % 4 < 2 ? scales.low : scales.high;
+    floats[i] = scaled ? __int2float_rn(static_cast<int>(sums[i])) * scale : ToFloatBits(sums[i]);
+  }
+  Store<Config>(p, at, floats);
 }
 
 }  // namespace

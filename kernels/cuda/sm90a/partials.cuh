@@ -30,7 +30,8 @@ __device__ __forceinline__ void WritePartials(float4* to, const Sums<Config>& su
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     __stcg(to + i / 4 * kWarpgroupThreads,
-           make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+           make_float4(ToFloatBits(sums[i]), ToFloatBits(sums[i + 1]), ToFloatBits(sums[i + 2]),
+                       ToFloatBits(sums[i + 3])));
   }
 }
 
@@ -102,11 +103,14 @@ __device__ __forceinline__ void ReadPartials(const float4* from, Sums<Config>& s
     }
 #pragma unroll
     for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
-      float* to = sums + begin + i * 4;
-      to[0] = kAdd ? to[0] + split[i].x : split[i].x;
-      to[1] = kAdd ? to[1] + split[i].y : split[i].y;
-      to[2] = kAdd ? to[2] + split[i].z : split[i].z;
-      to[3] = kAdd ? to[3] + split[i].w : split[i].w;
+      using Sum = typename Config::Sum;
+      Sum* to = sums + begin + i * 4;
+      const float v[4] = {split[i].x, split[i].y, split[i].z, split[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Sum sum = FromFloatBits<Sum>(v[j]);
+        to[j] = kAdd ? to[j] + sum : sum;
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/common/float_math.cuh"
 #include "kernels/cuda/common/mma16.cuh"
@@ -53,15 +54,20 @@ using MathOf = std::conditional_t<Record::kCode == CodeKind::kUnsigned && !Recor
                                   IntegerMathOf<Record, kBf16, kScalesSums>,
                                   FloatMathOf<Record, kBf16, kScalesSums>>;
 
-// The configuration of an instantiation of the kernel: the arithmetic of the activations' type, a
-// kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
-template <DType kX, RecordKind kKind, bool kFixedOrder_, PersistentTile kTile,
-          bool kGrouped_ = false>
+// The configuration of an instantiation of the kernel: the type of activations, a kind of records,
+// a kind of product and a tile.
+template <DType kX, RecordKind kKind, ProductKind kProduct, PersistentTile kTile>
 struct PersistentConfig {
   using Record = cuda::Record<kKind.bits, kKind.metas, kKind.code, kKind.real_zeros>;
-  static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder_, kTile);
+  // Keeps the order of sums of common/fixed_order.h.
+  static constexpr bool kFixedOrder = kProduct == ProductKind::kFixedOrder;
+  static constexpr bool kGrouped = kProduct == ProductKind::kGrouped;
+  static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder, kTile);
   using Math = MathOf<Record, kX == DType::kBf16, kScalesSums>;
   static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
+  // Sums are integers modulo 2^32.
+  static constexpr bool kIntegers = kProduct == ProductKind::kIntegers;
+  using Sum = std::conditional_t<kIntegers, uint32_t, float>;
   static constexpr int kXBytes = kInt8 ? 1 : 2;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRecords = kTile.records;  // side by side along N
@@ -71,9 +77,6 @@ struct PersistentConfig {
   static constexpr int kSlices = kTile.slices;  // of a split's K, one for each consumer of a record
   static_assert(kSlices == 1 || kSplits > 1);
   static constexpr int kConsumers = kRecords * kSlices;  // warpgroups
-  // Keeps the order of sums of common/fixed_order.h.
-  static constexpr bool kFixedOrder = kFixedOrder_;
-  static constexpr bool kGrouped = kGrouped_;
   // Whether a split writes all its k-ranges but the last to global memory.
   static constexpr bool kStoresKRanges = kTile.accumulators == 0;
   static constexpr int kAccumulators =
@@ -178,7 +181,24 @@ __device__ __forceinline__ int ColumnTiles(const PersistentParams& p) {
 
 // The sums of one thread of a consumer: for each eight tokens its fragment of an m16n8 product.
 template <class Config>
-using Sums = float[Config::kSums];
+using Sums = typename Config::Sum[Config::kSums];
+
+// Sums travel as the bits of floats.
+__device__ __forceinline__ float ToFloatBits(float sum) { return sum; }
+__device__ __forceinline__ float ToFloatBits(uint32_t sum) { return __uint_as_float(sum); }
+template <class Sum>
+__device__ __forceinline__ Sum FromFloatBits(float bits) {
+  if constexpr (std::is_same_v<Sum, uint32_t>) {
+    return __float_as_uint(bits);
+  } else {
+    return bits;
+  }
+}
+
+// Scales of the two rows that a thread holds sums of.
+struct RowScales {
+  float low, high;
+};
 
 template <class Config>
 __device__ __forceinline__ void Clear(Sums<Config>& sums) {

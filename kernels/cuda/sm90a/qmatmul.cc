@@ -188,9 +188,14 @@ absl::Status LaunchKind(const Target& go, DType x, bool fixed_order) {
   if (fixed_order) {
     return bf16 ? LaunchFixedOrder<DType::kBf16>(go) : LaunchFixedOrder<DType::kFp16>(go);
   }
-  if (x != DType::kInt8) return bf16 ? LaunchFree<DType::kBf16>(go) : LaunchFree<DType::kFp16>(go);
-  return go.To<DType::kInt8, ProductKind::kFree, kFreeTilesInt8, Integers(4, 1), Integers(8, 0),
-               Integers(8, 1)>();
+  return bf16 ? LaunchFree<DType::kBf16>(go) : LaunchFree<DType::kFp16>(go);
+}
+
+absl::Status LaunchInt8(const Target& go, bool integers) {
+  using enum ProductKind;
+  constexpr DType kX = DType::kInt8;
+  if (integers) return go.To<kX, kIntegers, kIntegerTilesInt8, Integers(4, 1), Integers(8, 0)>();
+  return go.To<kX, kFree, kFreeTilesInt8, Integers(4, 1), Integers(8, 1)>();
 }
 
 absl::Status CheckCounters(StreamView stream) {
@@ -243,8 +248,9 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.outer = args.weight->outer();
   p.table = args.weight->table();
   if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
-  p.folds = !IntegersScaleOnce(shape);
-  return LaunchKind({p, tile, device, stream}, args.x.dtype, /*fixed_order=*/work.k_range > 0);
+  const Target go = {p, tile, device, stream};
+  if (args.x.dtype == DType::kInt8) return LaunchInt8(go, SumsStayIntegers(shape));
+  return LaunchKind(go, args.x.dtype, /*fixed_order=*/work.k_range > 0);
 }
 
 std::string Describe(const Work& work) {

@@ -35,7 +35,8 @@ namespace {
 
 // Stores the sums of a whole tile, or of the tokens of `Part`, which begin at `token` of the tile.
 template <class Config, class Part = Config>
-__device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, int record,
+__device__ __forceinline__ void StoreTile(const PersistentParams& p,
+                                          const Consumer<Config>& consumer, int tile, int record,
                                           Sums<Part>& sums, int token = 0) {
   const TilePlace place = PlaceOf(tile, p.token_tiles, ColumnTiles<Config>(p));
   const int rank = blockIdx.x % Config::kCluster;
@@ -48,7 +49,12 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   } else {
     const int64_t first = int64_t{place.tokens} * Config::kTokens;
     const int64_t end = Share<Config>::kEqual ? p.m : min(p.m, first + Config::kTokens);
-    Store<Part>(p, {row, first + token, end, p.outer, p.bias, 0}, sums);
+    const Corner at = {row, first + token, end, p.outer, p.bias, 0};
+    if constexpr (Config::kIntegers) {
+      StoreIntegers<Part>(p, at, consumer.scales(), sums);
+    } else {
+      Store<Part>(p, at, sums);
+    }
   }
 }
 
@@ -75,7 +81,7 @@ __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ri
   Sums<Share<Config>> own;
   const int slice_of_tile = blockIdx.x % Config::kSplits * Config::kSlices + slice;
   Exchange<Config>(p, ring, slice_of_tile, record, sums, own);
-  StoreTile<Config, Share<Config>>(p, work.tile, record, own,
+  StoreTile<Config, Share<Config>>(p, consumer, work.tile, record, own,
                                    slice_of_tile * Share<Config>::kTokens);
 }
 
@@ -113,7 +119,7 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
     } else {
       done = ComputeWorkUnit(p, consumer, work, cluster, record, sums);
     }
-    if (done) StoreTile<Config>(p, work.tile, record, sums);
+    if (done) StoreTile<Config>(p, consumer, work.tile, record, sums);
     // Without this the compiler assumes that the warp has diverged and uses no uniform registers in
     // the loop over steps: 40 instructions a step more.
     __syncwarp();
@@ -203,9 +209,8 @@ using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, St
 template <DType kX, RecordKind kKind, ProductKind kProduct, const auto& kList, size_t kIndex>
 constexpr Launcher LauncherOf() {
   constexpr const TileCost& listed = kList[kIndex];
-  if constexpr (Serves(listed, kKind)) {
-    return LaunchConfigured<PersistentConfig<kX, kKind, kProduct == ProductKind::kFixedOrder,
-                                             listed.tile, kProduct == ProductKind::kGrouped>>;
+  if constexpr (Serves(listed, kKind, kX)) {
+    return LaunchConfigured<PersistentConfig<kX, kKind, kProduct, listed.tile>>;
   } else {
     return nullptr;
   }

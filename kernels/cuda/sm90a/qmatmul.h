@@ -48,7 +48,6 @@ struct PersistentParams {
   int metas;           // of each record: 0, 1, 2, 4 or 8
   int zero;            // of bare records
   bool zero_first;     // real zeros are taken off before the scale (mma16::TakesZeroFirst)
-  bool folds;  // INT8: sums of integers are scaled after every step, not once after the last
   DType y_dtype;
   const GroupedTile* tiles;  // of a grouped product, instead of records, outer, bias, x_last and m
   bool y_wide;               // four elements of y may be stored at once
@@ -58,6 +57,7 @@ enum class ProductKind {
   kFree,
   kFixedOrder,  // keeps the order of sums of common/fixed_order.h
   kGrouped,     // of a stack of experts
+  kIntegers,    // of INT8 activations: sums stay INT32 (SumsStayIntegers)
 };
 
 // kX: the type of activations, FP16, BF16 or INT8. kList: the tiles, a list of tile_list.h. kKinds:

@@ -13,6 +13,7 @@ namespace awqd::cuda {
 
 const KernelRow& PersistentA16Row();
 const KernelRow& FixedOrderA16Row();
+const KernelRow& PersistentA8Row();
 const KernelRow& PersistentA8ScaledRow();
 const KernelRow& PersistentGroupedRow();
 

@@ -35,8 +35,11 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; i += 4) {
       const int sum = to * Share<Config>::kSums + i;
-      if (sum < Config::kSums)
-        PushFloat4(at + i * (kWarpgroupThreads * 4), sums[set] + sum, arrived);
+      if (sum >= Config::kSums) continue;
+      const auto* from = sums[set] + sum;
+      const float v[4] = {ToFloatBits(from[0]), ToFloatBits(from[1]), ToFloatBits(from[2]),
+                          ToFloatBits(from[3])};
+      PushFloat4(at + i * (kWarpgroupThreads * 4), v, arrived);
     }
   }
 }
@@ -62,7 +65,10 @@ __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int 
       const float v[4] = {__uint_as_float(sent.x), __uint_as_float(sent.y), __uint_as_float(sent.z),
                           __uint_as_float(sent.w)};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) own[i + j] = Begins<Config>(from, set) ? v[j] : own[i + j] + v[j];
+      for (int j = 0; j < 4; ++j) {
+        const auto sum = FromFloatBits<typename Config::Sum>(v[j]);
+        own[i + j] = Begins<Config>(from, set) ? sum : own[i + j] + sum;
+      }
     }
   }
 }

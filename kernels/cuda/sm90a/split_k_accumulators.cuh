@@ -13,6 +13,7 @@ namespace {
 // numbered in the order of K, through all splits of a tile.
 template <class Config>
 struct Share {
+  using Sum = typename Config::Sum;
   static constexpr int kSlices = Config::kSplits * Config::kSlices;
   static constexpr int kTokens = (Config::kTokens / 8 + kSlices - 1) / kSlices * 8;
   static constexpr int kSums = kTokens / 2;

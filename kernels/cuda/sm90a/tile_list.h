@@ -30,13 +30,14 @@ struct TileCost {
 constexpr bool IsMain(const RecordKind& kind) {
   return kind == Integers(4, 1) || kind == Integers(8, 0);
 }
-constexpr bool Serves(const TileCost& listed, const RecordKind& kind) {
+constexpr bool Serves(const TileCost& listed, const RecordKind& kind, DType x) {
   const PersistentTile& tile = listed.tile;
   // The ring has three slots for each slice at least, but two for real zeros and tables beside 256
   // tokens: without that tile 256 tokens of 4096 x 28672 take 1.24 to 1.37 times cuBLASLt's time
   // instead of 1.04 to 1.16 (H200, 2026-11-29).
   const bool large = kind.real_zeros || kind.code == CodeKind::kTable;
-  if (RingSlots(tile, kind) / tile.slices < (large && tile.tokens == 256 ? 2 : 3)) return false;
+  const int slots = RingSlots(tile, kind, x == DType::kInt8 ? 1 : 2) / tile.slices;
+  if (slots < (large && tile.tokens == 256 ? 2 : 3)) return false;
   const bool common = kind == Integers(4, 2) || kind == Integers(4, 8) || kind == kE2m1;
   return listed.served >= (IsMain(kind) ? kMainKind : common ? kCommon : kEvery);
 }
@@ -197,9 +198,20 @@ inline constexpr TileCost kFreeTiles8[] = {
 
 // ---- INT8 activations ---------------------------------------------------------------------------
 
-// Sums are kept twice, as integers and in FP32, so tiles have at most 128 tokens and two consumers.
-// Where a column has one scale, integers alone would do, and 192 and 256 tokens fit: {192, 2, 2}
-// and {256, 2, 2} took 0.96 to 1.3 times as long at 256 to 4096 tokens (H100, 2026-11-25).
+// Where sums stay integers.
+inline constexpr TileCost kIntegerTilesInt8[] = {
+    {{64, 1, 1, 2}, 0.190, 0.190, kEvery},  {{64, 1, 1, 2, 1, 2}, 0.190, 0.190, kEvery},
+    {{64, 2, 2}, 0.260, 0.260, kEvery},     {{64, 2, 1, 2}, 0.280, 0.280, kEvery},
+    {{96, 2, 1, 2}, 0.360, 0.360, kEvery},  {{96, 2, 2}, 0.360, 0.360, kEvery},
+    {{128, 1, 1, 2}, 0.280, 0.280, kEvery}, {{128, 2, 1, 2}, 0.400, 0.400, kEvery},
+    {{128, 2, 2}, 0.400, 0.400, kEvery},    {{160, 2, 2}, 0.450, 0.450, kEvery},
+    {{160, 2, 1, 2}, 0.450, 0.450, kEvery}, {{192, 2, 2}, 0.520, 0.520, kEvery},
+    {{192, 2, 1, 2}, 0.520, 0.520, kEvery}, {{256, 1, 1, 2}, 0.400, 0.400, kEvery},
+    {{256, 2, 2}, 0.640, 0.640, kEvery},    {{256, 2, 1, 2}, 0.640, 0.640, kEvery},
+};
+
+// Where groups along K have scales: sums are kept twice, as integers and in FP32, so tiles have at
+// most 128 tokens and two consumers.
 inline constexpr TileCost kFreeTilesInt8[] = {
     {{64, 1, 1, 2}, 0.190, 0.190, kEvery},  {{64, 2, 2}, 0.260, 0.260, kEvery},
     {{64, 2, 1, 2}, 0.280, 0.280, kEvery},  {{128, 1, 1, 2}, 0.280, 0.280, kEvery},

@@ -19,15 +19,18 @@ namespace {
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
 absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
-  if (x == DType::kInt8) return kFreeTilesInt8;
+  if (x == DType::kInt8) {
+    return SumsStayIntegers(shape) ? absl::MakeConstSpan(kIntegerTilesInt8) : kFreeTilesInt8;
+  }
   return shape.scheme.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
 }
 
 // Those of a list that are compiled for weights like this one.
-std::vector<PersistentTile> Compiled(absl::Span<const TileCost> list, const WeightShape& shape) {
+std::vector<PersistentTile> Compiled(absl::Span<const TileCost> list, const WeightShape& shape,
+                                     DType x) {
   std::vector<PersistentTile> out;
   for (const TileCost& candidate : list) {
-    if (Serves(candidate, KindOf(shape))) out.push_back(candidate.tile);
+    if (Serves(candidate, KindOf(shape), x)) out.push_back(candidate.tile);
   }
   return out;
 }
@@ -134,17 +137,18 @@ RecordKind KindOf(const WeightShape& shape) {
   return Integers(d.bits, metas <= 1 || (metas == 2 && d.bits == 4) ? metas : 8);
 }
 
-bool IntegersScaleOnce(const WeightShape& shape) {
-  constexpr int64_t kMostK = 1 << 16;
-  return shape.group_rows() == shape.k && shape.k <= kMostK;
+bool SumsStayIntegers(const WeightShape& shape) {
+  constexpr int64_t kTooManyProducts = 1 << 17;  // of two signed bytes
+  if (!shape.scheme.scale_dtype) return true;
+  return shape.group_rows() == shape.k && shape.k < kTooManyProducts;
 }
 
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x) {
-  return Compiled(FreeTiles(shape, x), shape);
+  return Compiled(FreeTiles(shape, x), shape, x);
 }
 
 std::vector<PersistentTile> FixedOrderTiles(const WeightShape& shape) {
-  return Compiled(kFixedOrderTiles4, shape);
+  return Compiled(kFixedOrderTiles4, shape, DType::kFp16);
 }
 
 namespace {
@@ -254,7 +258,7 @@ struct FreeProduct {
 
   bool Allows(const TileCost& candidate) const {
     const PersistentTile& tile = candidate.tile;
-    return Serves(candidate, kind) && !IsTooNarrow(tile, m) &&
+    return Serves(candidate, kind, x) && !IsTooNarrow(tile, m) &&
            Suits(tile, Tiles(shape, m, tile), k_blocks, device);
   }
   double Us(const TileCost& cost) const {
@@ -333,7 +337,7 @@ PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& d
   double least = std::numeric_limits<double>::infinity();
   const RecordKind kind = KindOf(shape);
   for (const TileCost& candidate : kExpertTiles) {
-    if (!Serves(candidate, kind)) continue;
+    if (!Serves(candidate, kind, x)) continue;
     const StreamKSchedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
     const double us = Microseconds(s, candidate, x, record_bytes, speed);

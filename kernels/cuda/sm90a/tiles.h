@@ -109,12 +109,9 @@ constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 // each k-range to it at once. With three records it has not.
 constexpr bool PersistentFirstAddsUp(int records) { return records <= 2; }
 
-// INT8 activations: whether integer sums take the registers that FP32 sums beside them would need.
-constexpr bool IntegersFillRegisters(int tokens) { return tokens > 128; }
-
-// Whether INT8 products may be left in INT32 up to the last step: scales do not change along K, and
-// 2^31 is not passed.
-bool IntegersScaleOnce(const WeightShape& shape);
+// Whether sums of INT8 products stay INT32 up to the last step: no scale changes along K, and where
+// there are scales 2^31 is not passed.
+bool SumsStayIntegers(const WeightShape& shape);
 
 // Floats of the partials of a block.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
