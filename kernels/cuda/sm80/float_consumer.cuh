@@ -58,13 +58,13 @@ class Consumer<FloatMath<kX, Record>, Config> {
   static constexpr int kZeros = Record::kMetas == 8 ? 2 : 1;
 
   // The meta that serves step `step` of a record, of eight.
-  __device__ __forceinline__ LaneMeta<Record> Meta(int r, int step, float factor) const {
+  __device__ __forceinline__ LaneMeta<Record> Meta(int r, int step) const {
     const int offset = r * slot_.record_bytes + step * slot_.metas() / 8 * Record::kMetaBytes;
-    return LoadMeta<Record>(at_.scales + offset, at_.zeros + offset, zero_first_, factor);
+    return LoadMeta<Record>(at_.scales + offset, at_.zeros + offset, zero_first_, factor_);
   }
 
   __device__ __forceinline__ LaneScales Scales(int r, int step) const {
-    const auto meta = Meta(r, step, factor_);
+    const auto meta = Meta(r, step);
     if constexpr (mma16::HasFloatScales(Record::kMetaKind)) {
       return {meta.scales[0], meta.scales[1]};
     } else {
@@ -73,27 +73,27 @@ class Consumer<FloatMath<kX, Record>, Config> {
     }
   }
 
-  // Factors of a token's sum over those rows, which is then subtracted.
-  __device__ __forceinline__ LaneScales Zeros(int r, int step) const {
-    const auto meta = Meta(r, step, 1);
-    return {meta.zeros[0], meta.zeros[1]};
-  }
-
   // Two steps: into the sums of bare records, with their own scales into the sums where those
   // change within a unit, for 32 rows at least or for 16, else into `part`.
   __device__ __forceinline__ void AddSteps(int half, int pair,
                                            const Codes (&codes)[Config::kRowTiles],
                                            Sums<Config>& part, Sums<Config>& sums) const {
     Pairs a[Config::kRowTiles][2];
+    // Zeros are the factors of a token's sum over those rows, which is then subtracted.
     LaneScales scales[Config::kRowTiles][2], zeros[Config::kRowTiles][2];
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         a[r][s] = Decoder::Decode(codes[r], pair * 2 + s);
-        if (s < Record::kMetas / 4) scales[r][s] = Scales(r, half * 4 + pair * 2 + s);
+        const int step = half * 4 + pair * 2 + s;
         if constexpr (Record::kReal) {
-          if (s < kZeros) zeros[r][s] = Zeros(r, half * 4 + pair * 2 + s);
+          if (s >= kZeros) continue;
+          const auto meta = Meta(r, step);
+          scales[r][s] = {meta.scales[0], meta.scales[1]};
+          zeros[r][s] = {meta.zeros[0], meta.zeros[1]};
+        } else if (s < Record::kMetas / 4) {
+          scales[r][s] = Scales(r, step);
         }
       }
     }
