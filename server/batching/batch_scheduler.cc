@@ -93,20 +93,21 @@ bool BatchScheduler::Held() const {
   return (!hurry_ && queue_.size() < hold_until_) || free_lanes_.empty();
 }
 
-Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, int* lane) {
+Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, bool alone, int* lane) {
   if (Held()) return Batch();
   hold_until_ = 0;
-  Batch batch = queue_.Pop(now, hurry_, max_cost);
+  const bool has_company = queue_.size() > 1 || free_lanes_.size() < runs_.size();
+  Batch batch = alone && has_company ? Batch() : queue_.Pop(now, hurry_, max_cost);
   if (!batch.empty()) {
     *lane = TakeLane(batch, now);
     ++running_now_;
   }
-  // A worker takes a batch that costs too much, or one that can run beside this one.
+  // A worker takes what this thread must not run, or what can run beside it.
   if (queue_.size() > 0 && !free_lanes_.empty()) work_.NotifyOne();
   return batch;
 }
 
-bool BatchScheduler::RunQueued(int64_t max_cost) {
+bool BatchScheduler::RunQueued(int64_t max_cost, bool alone) {
   if (waits_for_company_) return false;
   int lane = kNoLane;
   std::vector<std::unique_ptr<Task>> expired;
@@ -117,7 +118,7 @@ bool BatchScheduler::RunQueued(int64_t max_cost) {
     if (queue_.size() == 0) return false;
     now = now_();
     expired = TakeExpired(now);
-    batch = BatchForCaller(now, max_cost, &lane);
+    batch = BatchForCaller(now, max_cost, alone, &lane);
   }
   FailExpired(std::move(expired), now);
   if (batch.empty()) return false;

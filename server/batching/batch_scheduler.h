@@ -62,10 +62,11 @@ class BatchScheduler {
   void RecordAnswer(bool in_time);
 
   // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
-  // free. Meant for tasks so short that waking a worker would cost more. True:
-  // tasks are left and this thread must call again; it may do other things before. False: nothing
-  // is left, or a worker or the thread that has the lane will take it.
-  bool RunQueued(int64_t max_cost);
+  // free; with `alone` only a task that is alone, queued or running. Meant for tasks so short that
+  // waking a worker would cost more. True: tasks are left and this thread must call again; it may
+  // do other things before. False: nothing is left, or a worker or the thread that has the lane
+  // will take it.
+  bool RunQueued(int64_t max_cost, bool alone = false);
 
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
   bool Cancel(Ticket ticket);
@@ -105,7 +106,7 @@ class BatchScheduler {
   // True when no batch may leave now: because of HoldUntil, or because no lane is free.
   bool Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next batch for a caller of RunQueued, and a lane for it; or an empty batch.
-  Batch BatchForCaller(absl::Time now, int64_t max_cost, int* lane)
+  Batch BatchForCaller(absl::Time now, int64_t max_cost, bool alone, int* lane)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reap();
   // Takes out what has expired, and counts it.

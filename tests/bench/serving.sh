@@ -6,7 +6,7 @@
 #   tests/bench/serving.sh [--device cpu] [--bars one,callers32,...] [--rounds 5] [--seconds 3]
 #                          [--bin DIR] [--out DIR] [--python python3] [--peer_site_packages DIR]
 #
-# Bars: on the CPU one, callers32, overload; on a GPU callers256, overload, large, peer. Any may be asked for by name.
+# Bars: on the CPU one, callers32, overload; on a GPU one, callers256, overload, large, peer. Any may be asked for by name.
 # Prints a table and one JSON line for each bar (also in OUT/serving.jsonl); exit code 0 when every bar
 # that could be measured was met.
 set -u -o pipefail
@@ -34,7 +34,7 @@ ulimit -n 65536 2>/dev/null || true
 if [[ $device == cpu ]]; then
   bars=${bars:-one,callers32,overload} main=384x1536 narrow=384x1536 shapes=(384x1536)
 else
-  bars=${bars:-callers256,overload,large,peer} main=4096x4096 narrow=4096x14336
+  bars=${bars:-one,callers256,overload,large,peer} main=4096x4096 narrow=4096x14336
   shapes=(384x1536 4096x4096 4096x14336 4096x28672)
 fi
 limits=(--max_receive_message_bytes=256MiB --max_send_message_bytes=256MiB)
@@ -109,7 +109,7 @@ start_peer() {
   "$bin/awqctl" compare "$out/awqd.npy" "$out/peer.npy" --max_relative_error 5e-3
 }
 
-bar_one() { in_turns one "awqd echo" --weight bench/w384x1536 --concurrency 1 --channels 1; }
+bar_one() { in_turns one "awqd echo" --weight "bench/w$main" --concurrency 1 --channels 1; }
 bar_callers32() { in_turns callers32 "awqd echo" --weight bench/w384x1536 --concurrency 32; }
 bar_callers256() {
   in_turns callers256 "awqd echo" --weight "bench/w$main" --concurrency 256 --channels 16 --health

@@ -71,6 +71,27 @@ TEST_F(BatchSchedulerTest, WhatComesDuringRunQueuedIsLeftToItsCaller) {
   EXPECT_THAT(journal_.lines(), ElementsAre("now:ran", "b+c:ran"));
 }
 
+TEST_F(BatchSchedulerTest, RunQueuedAloneLeavesCompanyToTheWorkers) {
+  Start({}, 2);
+  gate_.Open();
+  ASSERT_TRUE(AddMine("a").ok());
+  EXPECT_FALSE(scheduler_->RunQueued(2, /*alone=*/true));
+  EXPECT_THAT(journal_.lines(), ElementsAre("a:ran")) << "it was alone";
+  for (const char* name : {"b", "c"}) ASSERT_TRUE(AddMine(name).ok());
+  EXPECT_FALSE(scheduler_->RunQueued(2, /*alone=*/true));
+  EXPECT_THAT(AwaitLines(2), ElementsAre("a:ran", "b+c:ran")) << "a worker was woken";
+}
+
+TEST_F(BatchSchedulerTest, RunQueuedAloneRunsNothingBesideABusyLane) {
+  Start({}, 2);
+  Hold();
+  ASSERT_TRUE(AddMine("a").ok());
+  EXPECT_FALSE(scheduler_->RunQueued(1, /*alone=*/true)) << "it does not wait at the gate";
+  gate_.AwaitInside(2);
+  gate_.Open();
+  EXPECT_EQ(AwaitLines(2).size(), 2);
+}
+
 TEST_F(BatchSchedulerTest, WhatCouldRunBesideRunQueuedWakesAWorker) {
   Start({.max_batch_tokens = 1}, 2);
   for (const char* name : {"a", "b"}) ASSERT_TRUE(AddMine(name).ok());

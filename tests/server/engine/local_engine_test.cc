@@ -27,8 +27,7 @@ TEST_P(LocalEngineTest, MultipliesAndReports) {
   EXPECT_NE(testing::FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
 }
 
-// On the CPU the caller's thread runs a short request that the caller promised to run; a GPU's
-// lanes need their own threads.
+// The caller's thread runs a short request that the caller promised to run.
 TEST_P(LocalEngineTest, ShortRequestsRunOnTheThreadThatCallsRunQueued) {
   Start();
   const auto run = [this](bool caller_runs) {
@@ -50,16 +49,16 @@ TEST_P(LocalEngineTest, ShortRequestsRunOnTheThreadThatCallsRunQueued) {
   // The worker that has just answered still holds its lane and checks the queue once more, so it
   // takes requests that arrive before it sleeps.
   bool mine = false;
-  for (int tries = GetParam() ? 1000 : 10; tries > 0 && !mine; --tries) {
+  for (int tries = 1000; tries > 0 && !mine; --tries) {
     absl::SleepFor(absl::Milliseconds(1));
     mine = run(true) == caller;
   }
-  EXPECT_EQ(mine, GetParam());
+  EXPECT_TRUE(mine);
 }
 
 TEST_P(LocalEngineTest, LongRequestsAreAWorkersWhoeverBringsThem) {
   Start();
-  constexpr int64_t kLong = (int64_t{1} << 25) / (kK * kN) + 1;
+  const int64_t kLong = (int64_t{1} << (GetParam() ? 25 : 28)) / (kK * kN) + 1;
   const auto caller = std::this_thread::get_id();
   std::promise<std::thread::id> product, block;
   ASSERT_TRUE(engine_
