@@ -44,7 +44,7 @@ Path Other(Path path) { return path == Path::kFused ? Path::kDequantize : Path::
 // product applies.
 absl::Status CheckIntegers(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
-  if (weight.plan.integer == nullptr) {
+  if (weight.plan.integer.empty()) {
     const std::string why = WhyNoIntegers(weight.shape);
     if (!why.empty()) return Invalid(kNoInt8, why);
     return absl::UnimplementedError(absl::StrCat("activations dtype: got INT8, for which layout ",
@@ -92,7 +92,7 @@ bool MustReorder(const DeviceWeight& weight) {
 const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DType x) {
   switch (op) {
     case Op::kIntegerMatmul:
-      return plan.integer;
+      return plan.Integer(m);
     case Op::kQuantizedActivations:
       return plan.Quantized(m);
     default: {
@@ -255,12 +255,10 @@ Op ProductOf(const MatmulArgs& args) {
 int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
                        ActivationFunction activation, Op op) {
   const WeightPlan& plan = weight.plan;
-  if (op == Op::kIntegerMatmul) {
-    return plan.integer == nullptr ? 0
-                                   : PlanWorkspace(weight, *plan.integer, m, activation).total();
-  }
-  if (op == Op::kQuantizedActivations) path = Path::kFused;
-  const std::vector<PlanEntry>& entries = op == Op::kMatmul ? plan.matmul : plan.quantized;
+  if (op != Op::kMatmul) path = Path::kFused;
+  const std::vector<PlanEntry>& entries = op == Op::kMatmul          ? plan.matmul
+                                          : op == Op::kIntegerMatmul ? plan.integer
+                                                                     : plan.quantized;
   // Activations that no row of this path accepts use the other path.
   const bool both = std::any_of(entries.begin(), entries.end(), [&](const PlanEntry& entry) {
     return entry.path == path && entry.row->inputs != kFloatingMask;

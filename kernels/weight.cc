@@ -268,6 +268,8 @@ const KernelRow* RowFor(const std::vector<PlanEntry>& entries, Path path, int64_
 
 const KernelRow* WeightPlan::Matmul(Path path, int64_t m) const { return RowFor(matmul, path, m); }
 
+const KernelRow* WeightPlan::Integer(int64_t m) const { return RowFor(integer, Path::kFused, m); }
+
 const KernelRow* WeightPlan::Quantized(int64_t m) const {
   return RowFor(quantized, Path::kFused, m);
 }

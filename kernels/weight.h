@@ -182,8 +182,8 @@ struct RefusedRow {
 struct WeightPlan {
   std::vector<PlanEntry> matmul;  // ascending m within a path
   const KernelRow* dequantize = nullptr;
-  const KernelRow* integer = nullptr;  // for INT8 activations, at any m; null: not supported
-  std::vector<PlanEntry> quantized;    // for quantised activations, ascending m; may be empty
+  // For INT8 activations, and for quantised ones: ascending m; may be empty.
+  std::vector<PlanEntry> integer, quantized;
   // For a stack of weights like this one, by ascending average number of rows of an expert; may be
   // empty.
   std::vector<PlanEntry> grouped;
@@ -191,7 +191,8 @@ struct WeightPlan {
 
   // The row for m tokens on `path`; null if the path has none.
   const KernelRow* Matmul(Path path, int64_t m) const;
-  // The row for m quantised tokens, or null.
+  // The row for m tokens in INT8, or quantised; or null.
+  const KernelRow* Integer(int64_t m) const;
   const KernelRow* Quantized(int64_t m) const;
   // The row for a stack whose experts have this many rows on average, or null.
   const KernelRow* Grouped(int64_t rows) const;

@@ -159,10 +159,10 @@ Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   }
   PlanPath(readers, Op::kMatmul, Path::kFused, &out.plan.matmul);
   PlanPath(readers, Op::kMatmul, Path::kDequantize, &out.plan.matmul);
+  PlanPath(readers, Op::kIntegerMatmul, Path::kFused, &out.plan.integer);
   PlanPath(readers, Op::kQuantizedActivations, Path::kFused, &out.plan.quantized);
   PlanPath(readers, Op::kGroupedMatmul, Path::kFused, &out.plan.grouped);
   out.plan.dequantize = Best(readers, Op::kDequantize, Path::kFused, 1);
-  out.plan.integer = Best(readers, Op::kIntegerMatmul, Path::kFused, 1);
   if (out.plan.matmul.empty() || out.plan.dequantize == nullptr) return out;
   int best = out.plan.matmul.front().row->priority;
   for (const PlanEntry& entry : out.plan.matmul) best = std::max(best, entry.row->priority);
@@ -272,7 +272,9 @@ std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo
     if (!tiles.empty()) absl::StrAppend(&out, " (", tiles, ")");
   }
   absl::StrAppend(&out, "; dequantize: ", plan.rows.dequantize->name);
-  if (plan.rows.integer != nullptr) absl::StrAppend(&out, "; INT8: ", plan.rows.integer->name);
+  for (const PlanEntry& entry : plan.rows.integer) {
+    absl::StrAppend(&out, "; INT8 M >= ", entry.min_m, ": ", entry.row->name);
+  }
   for (const PlanEntry& entry : plan.rows.quantized) {
     absl::StrAppend(&out, "; quantised activations M >= ", entry.min_m, ": ", entry.row->name);
   }

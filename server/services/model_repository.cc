@@ -71,7 +71,7 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
     row->set_tiles(DescribeTiles(entry, weight.shape, weight.device->info()));
   }
   if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
-  if (plan.integer != nullptr) out->set_integer_kernel(std::string(plan.integer->name));
+  if (!plan.integer.empty()) out->set_integer_kernel(KernelsOf(plan.integer));
   if (!plan.quantized.empty()) out->set_a8_kernel(KernelsOf(plan.quantized));
   for (const RefusedRow& refused : plan.refused) {
     v1::RefusedKernel* row = out->add_refused();

@@ -1,7 +1,7 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
-//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16] [--served]
+//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16|int8] [--served]
 //              [--floors=none]
 //              [--in_turn] [--tiles] [--hot] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
@@ -13,7 +13,7 @@
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
-// beside what it expected.
+// beside what it expected; with --x=int8 those of sm90a/qmatmul_a8.
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.
@@ -113,8 +113,8 @@ Flags Parse(int argc, char** argv) {
       flags.experts = numbers[0], flags.top_k = numbers[1];
     } else if (absl::ConsumePrefix(&arg, "--kv4=")) {
       flags.kv4 = Numbers(arg, 3);
-    } else if (arg == "--x=fp16" || arg == "--x=bf16") {
-      flags.x = arg == "--x=fp16" ? DType::kFp16 : DType::kBf16;
+    } else if (arg == "--x=fp16" || arg == "--x=bf16" || arg == "--x=int8") {
+      flags.x = arg == "--x=fp16" ? DType::kFp16 : arg == "--x=bf16" ? DType::kBf16 : DType::kInt8;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
       flags.m.clear();
       for (absl::string_view m : absl::StrSplit(arg, ',')) flags.m.push_back(Number(m));
@@ -174,7 +174,7 @@ bool HasRow(const std::vector<PlanEntry>& entries, const KernelRow& row) {
 }
 
 bool Serves(const Plan& plan, const KernelRow& row) {
-  return plan.rows.dequantize == &row || plan.rows.integer == &row ||
+  return plan.rows.dequantize == &row || HasRow(plan.rows.integer, row) ||
          HasRow(plan.rows.quantized, row) || HasRow(plan.rows.matmul, row);
 }
 
@@ -203,9 +203,9 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
       const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8 : flags.x;
       for (int64_t m : flags.m) {
         if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-        if (flags.served && row.op == Op::kQuantizedActivations && plan.rows.Quantized(m) != &row) {
-          continue;
-        }
+        const KernelRow* const chosen =
+            row.op == Op::kIntegerMatmul ? plan.rows.Integer(m) : plan.rows.Quantized(m);
+        if (flags.served && chosen != &row) continue;
         results.push_back(TimeProduct({&row, k, n, m, x}, copies, machine));
       }
     } else {

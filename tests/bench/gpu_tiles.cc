@@ -58,13 +58,15 @@ class Tiles {
       : x_(x),
         machine_(machine),
         fixed_order_(machine.device().info().batch_invariant),
-        row_(fixed_order_ ? cuda::FixedOrderA16Row() : cuda::PersistentA16Row()) {}
+        row_(x == DType::kInt8 ? cuda::PersistentA8Row()
+             : fixed_order_    ? cuda::FixedOrderA16Row()
+                               : cuda::PersistentA16Row()) {}
 
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
 
   void TimeAll(int64_t m, const Copies& copies) {
-    constexpr double kWithin = 1.25;
+    const double within = x_ == DType::kInt8 ? 2 : 1.25;
     const WeightShape& shape = copies.weights[0]->shape;
     const auto rate = fixed_order_ ? cuda::RateFixedOrderTiles : cuda::RatePersistentTiles;
     std::vector<RatedTile> rated = rate(shape, m, machine_.device().info(), x_);
@@ -73,7 +75,7 @@ class Tiles {
     });
     double chosen = 0, fastest = 0;
     for (const RatedTile& tile : rated) {
-      if (tile.microseconds > kWithin * rated[0].microseconds) break;
+      if (tile.microseconds > within * rated[0].microseconds) break;
       const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
       Print(result, tile, ToString(shape.scheme));
       summary_.AddTile(result.microseconds, tile.microseconds);

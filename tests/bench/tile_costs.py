@@ -15,7 +15,7 @@ import pathlib
 import re
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a/tile_list.h"
-TYPES = ("FP16", "BF16")  # in the order of a row's steps
+TYPES = ("FP16", "BF16")  # in the order of a row's steps; INT8 has both
 NEAR, FAR_WEIGHT = 1.1, 0.3
 ARRAY = re.compile(r"TileCost (k\w+)\[\] = \{(.*?)\n\};", re.S)
 ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
@@ -23,6 +23,8 @@ ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
 
 def array_of(run):
     """The name of the array that lists the tiles of a row of the registry for such weights."""
+    if run["row"].endswith("_a8"):
+        return "kIntegerTilesInt8"
     bits = re.match(r"w(\d)", run["weight"])[1]
     return ("kFixedOrderTiles" if run["row"].endswith("_chained") else "kFreeTiles") + bits
 

@@ -72,7 +72,8 @@ constexpr Shape kShapes[] = {{1024, 456, "w4g128z"},
                              {1376, 456, "w4g32o:fp32+fp32"},
                              {1376, 456, "w5g32r"},
                              {1376, 456, "w6g16s+fp32"},
-                             {1376, 456, "w8g64o"}};
+                             {1376, 456, "w8g64o"},
+                             {1024, 456, "w4cs"}};
 
 WeightShape ShapeOf(const Shape& shape) {
   return {shape.k, shape.n, ParseScheme(shape.scheme).value()};
@@ -84,8 +85,10 @@ struct Codes {
   CodeKind kind;
   int bits;
   bool real_zeros = false;
+  bool one_group = false;  // of 4 bits
 };
 constexpr Codes kFourBits = {"w4", CodeKind::kUnsigned, 4};
+constexpr Codes kFourBitsOfOneGroup = {"w4c", CodeKind::kUnsigned, 4, false, true};
 constexpr Codes kEightBits = {"w8", CodeKind::kUnsigned, 8};
 // Every tile that is compiled for these serves all their kinds of records.
 constexpr Codes kOthers[] = {{"e2m1", CodeKind::kE2m1, 4},
@@ -107,8 +110,9 @@ std::vector<int> ShapesOf(Codes codes) {
   std::vector<int> out;
   for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
     const WeightShape of = ShapeOf(kShapes[shape]);
+    const bool one_group = of.scheme.bits == 4 && of.group_rows() == of.k;
     if (of.scheme.code == codes.kind && of.scheme.bits == codes.bits &&
-        mma16::HasRealZeros(of) == codes.real_zeros) {
+        mma16::HasRealZeros(of) == codes.real_zeros && one_group == codes.one_group) {
       out.push_back(shape);
     }
   }
@@ -343,7 +347,10 @@ INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
 INSTANTIATE_TEST_SUITE_P(TilesOfOthers, PersistentTileTest, ::testing::ValuesIn(EveryOfOthers()),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(kFourBits), NameOf);
-INSTANTIATE_TEST_SUITE_P(TilesOfInt8And8Bits, PersistentTileTest, EveryOfInt8(kEightBits), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfIntegers, PersistentTileTest, EveryOfInt8(kFourBitsOfOneGroup),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfIntegersOf8Bits, PersistentTileTest, EveryOfInt8(kEightBits),
+                         NameOf);
 
 }  // namespace
 }  // namespace awqd

@@ -56,15 +56,15 @@ TEST_F(SelectTest, IntegersHaveARowOfTheirOwn) {
   const KernelRow* rows[] = {&integers, &any_, &dequantize_};
   auto plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->rows.integer, nullptr);
+  EXPECT_EQ(plan->rows.Integer(1), nullptr);
   ASSERT_EQ(plan->rows.refused.size(), 1u);
   EXPECT_EQ(plan->rows.refused[0].reason, "the weight has scales: w4g128z");
   shape_.scheme.scale_dtype.reset();
   plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->rows.integer, &integers);
+  EXPECT_EQ(plan->rows.Integer(5000), &integers);
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
-  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("INT8: a/integers"));
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("INT8 M >= 1: a/integers"));
 }
 
 TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
@@ -75,7 +75,7 @@ TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->rows.Quantized(1), &quantized);
   EXPECT_EQ(plan->rows.Quantized(5000), &quantized);
-  EXPECT_EQ(plan->rows.integer, nullptr);
+  EXPECT_EQ(plan->rows.Integer(1), nullptr);
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
   EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("quantised activations M >= 1: a/quantized"));
   shape_.scheme = ParseScheme("e2m1g32").value();
