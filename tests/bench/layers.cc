@@ -87,7 +87,9 @@ Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Devi
   }
   out.sources = UploadOf(device, sources);
   out.rows = UploadOf(device, rows);
-  out.weights = UploadOf(device, std::vector<float>(rows.size(), 1.0f / spec.top_k));
+  // So small that FP16 holds the sums of experts of E4M3 and of 8 bits.
+  constexpr float kAll = 1.0f / 512;
+  out.weights = UploadOf(device, std::vector<float>(rows.size(), kAll / spec.top_k));
   return out;
 }
 
