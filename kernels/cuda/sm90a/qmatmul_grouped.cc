@@ -11,7 +11,7 @@ namespace awqd::cuda {
 namespace {
 
 // Rows of an expert, on average. Below, sm80/qmatmul_grouped.
-constexpr int64_t kLeastRows = 17;
+constexpr int64_t kLeastRows = 2;
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
   std::string why = RefusesExperts(shape);
