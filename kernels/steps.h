@@ -63,6 +63,13 @@ struct ReorderArgs {
   int64_t ld_out = 0;
 };
 
+// Results between the steps of experts may have 16 bits on GPUs: for so many rows that moving them
+// takes longer than a step. FP16 holds them times kNarrowFactor, so that what is somewhat beyond its
+// range does not overflow.
+inline constexpr int64_t kNarrowRows = 1024;
+inline constexpr float kNarrowFactor = 1.0f / 16;
+constexpr float NarrowFactor(DType dtype) { return dtype == DType::kFp16 ? kNarrowFactor : 1; }
+
 // out[i] = in[rows[i]]: brings rows into the order of the experts that multiply them.
 struct GatherArgs {
   const void* in = nullptr;
@@ -70,25 +77,29 @@ struct GatherArgs {
   int64_t count = 0;
   int64_t row_bytes = 0;
   void* out = nullptr;  // [count], not the memory of `in`
+  // On GPUs, or null: FP32 [count], all of them become kNarrowFactor.
+  float* factors = nullptr;
 };
 
 // gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half`, on GPUs
 // only, the result goes there instead, as the prologue converts FP32 rows to FP16: each row times
-// its own power of two.
+// its own power of two. Then gate and up may have 16 bits, times NarrowFactor(dtype).
 struct GateArgs {
-  float* gate = nullptr;
-  const float* up = nullptr;
+  void* gate = nullptr;
+  const void* up = nullptr;
   int64_t count = 0;
   ActivationFunction activation = ActivationFunction::kNone;
   uint16_t* half = nullptr;     // FP16 [count / cols, cols]
   int64_t cols = 0;             // columns of `half`
   float* half_scale = nullptr;  // FP32 [count / cols]: factor of the sums of its rows
+  DType dtype = DType::kFp32;   // of gate and up
+  float sums_factor = 1;        // another factor of those sums
 };
 
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32
 // in the order of j, so that the bits do not depend on the order of the rows.
 struct CombineArgs {
-  const float* in = nullptr;  // FP32 [.., cols]
+  const void* in = nullptr;  // [.., cols] of in_dtype; of 16 bits on GPUs, times NarrowFactor
   int64_t cols = 0;
   const int32_t* rows = nullptr;   // int32 [count * terms]
   const float* weights = nullptr;  // FP32 [count * terms], or null: all are 1
@@ -96,6 +107,7 @@ struct CombineArgs {
   int64_t terms = 1;
   void* y = nullptr;  // [count, cols]
   DType y_dtype = DType::kFp16;
+  DType in_dtype = DType::kFp32;
 };
 
 struct Steps {

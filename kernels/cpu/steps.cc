@@ -179,10 +179,12 @@ absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView) {
 }
 
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView) {
+  auto* const gate = static_cast<float*>(args.gate);
+  const auto* const up = static_cast<const float*>(args.up);
   Pool(device).ParallelFor(CeilDiv(args.count, kPerTask), [&](int64_t task, int) {
     const int64_t end = std::min(args.count, (task + 1) * kPerTask);
     for (int64_t i = task * kPerTask; i < end; ++i) {
-      args.gate[i] = ActivateFloat(args.activation, args.gate[i]) * args.up[i];
+      gate[i] = ActivateFloat(args.activation, gate[i]) * up[i];
     }
   });
   return absl::OkStatus();
@@ -194,7 +196,7 @@ constexpr int64_t kCombined = 256;
 void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) {
   float sums[kCombined] = {};
   for (int64_t j = i * args.terms; j < (i + 1) * args.terms; ++j) {
-    const float* const in = args.in + args.rows[j] * args.cols + begin;
+    const float* const in = static_cast<const float*>(args.in) + args.rows[j] * args.cols + begin;
     const float weight = args.weights == nullptr ? 1.0f : args.weights[j];
     if (j == i * args.terms) {  // not 0 + in: that would turn -0 into +0
       for (int64_t n = 0; n < end - begin; ++n) sums[n] = weight * in[n];

@@ -160,7 +160,7 @@ absl::Status GroupedMatmulWork::Compute(Lane& lane, const RoutedTokens& routed, 
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(bias));
   }
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-  return CombineAndFetch(lane, routed, sums, y);
+  return CombineAndFetch(lane, routed, product.y, y);
 }
 
 bool IsOneKernel(const ExpertProduct& product) {
@@ -252,24 +252,32 @@ absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) cons
 absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                    ExecutionReport* report) const {
   const int64_t rows = routed.x.rows, middle = first().n, n = last().n;
-  // The rows of gate, then those of up.
-  AWQD_ASSIGN_OR_RETURN(void* both, lane.AllocateScratch(kMiddleSlot, 2 * rows * middle * 4));
   ExpertProduct product = {.stack = gate_.get(),
                            .also = up_.get(),
                            .part = part,
                            .x = routed.x,
-                           .y = {both, DType::kFp32, 2 * rows, middle},
+                           .y = {nullptr, DType::kFp32, 2 * rows, middle},
                            .ends = routed.ends,
                            .path = path};
+  const bool narrow = Narrows(routed, product);
+  if (narrow) {
+    product.y.dtype = x_dtype;
+    product.x_scale = routed.factors;
+  }
+  // The rows of gate, then those of up.
+  const int64_t both_bytes = 2 * rows * middle * SizeOf(product.y.dtype);
+  AWQD_ASSIGN_OR_RETURN(product.y.data, lane.AllocateScratch(kMiddleSlot, both_bytes));
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   product.stack = down_.get();
   product.also = nullptr;
-  AWQD_RETURN_IF_ERROR(MultiplyGate(lane, static_cast<float*>(both), rows, &product));
+  const DType sums_dtype = narrow ? out_dtype : DType::kFp32;
+  AWQD_RETURN_IF_ERROR(MultiplyGate(lane, product.y, NarrowFactor(sums_dtype), &product));
   if (routed.rows != nullptr) {
-    AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kDownSlot, rows * n * 4));
-    product.y = {sums, DType::kFp32, rows, n};
+    const int64_t bytes = rows * n * SizeOf(sums_dtype);
+    AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kDownSlot, bytes));
+    product.y = {sums, sums_dtype, rows, n};
     AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-    return CombineAndFetch(lane, routed, sums, y);
+    return CombineAndFetch(lane, routed, product.y, y);
   }
   const int64_t y_bytes = rows * n * SizeOf(out_dtype);
   AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
@@ -278,11 +286,30 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   return lane.Fetch(y, target, y_bytes);
 }
 
-absl::Status GatedMlpWork::MultiplyGate(Lane& lane, float* both, int64_t rows,
+bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) const {
+  const Device& device = step_device();
+  if (device.host_addressable() || device.info().batch_invariant) return false;
+  if (routed.rows == nullptr || routed.x.rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
+  // The factor of narrow rows is one of sums before the bias.
+  for (const auto* stack : {gate_.get(), up_.get(), down_.get()}) {
+    if (Here(*stack).bias() != nullptr) return false;
+  }
+  if (!IsOneKernel(product)) return false;
+  product.stack = down_.get();
+  product.also = nullptr;
+  product.x = {nullptr, DType::kFp16, routed.x.rows, first().n};
+  return first().n % 8 == 0 && IsOneKernel(product);
+}
+
+absl::Status GatedMlpWork::MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
                                         ExpertProduct* down) const {
-  const int64_t middle = first().n;
-  GateArgs args = {
-      .gate = both, .up = both + rows * middle, .count = rows * middle, .activation = activation};
+  const int64_t middle = first().n, rows = both.rows / 2;
+  GateArgs args = {.gate = both.data,
+                   .up = static_cast<char*>(both.data) + rows * middle * SizeOf(both.dtype),
+                   .count = rows * middle,
+                   .activation = activation,
+                   .dtype = both.dtype,
+                   .sums_factor = sums_factor};
   // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of
   // FP32.
   down->x = {nullptr, DType::kFp16, rows, middle};
@@ -295,7 +322,8 @@ absl::Status GatedMlpWork::MultiplyGate(Lane& lane, float* both, int64_t rows,
     down->x.data = half;
     down->x_scale = args.half_scale;
   } else {
-    down->x = {both, DType::kFp32, rows, middle};
+    down->x = {both.data, DType::kFp32, rows, middle};
+    down->x_scale = nullptr;
   }
   return MultiplyByUp(args, step_device(), lane.stream());
 }

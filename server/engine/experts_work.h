@@ -83,7 +83,7 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
 
 // --- A gated MLP ---
 
-// Values between the products stay on the device, in FP32. Without ids the stacks have one
+// Values between the products stay on the device, in FP32, many rows on GPUs in 16 bits. Without ids the stacks have one
 // weight each; with ids each chosen expert computes its own MLP, and the rows are summed by the
 // router's weights, if there are any, after the last product. tokens() counts rows: tokens x top_k.
 class GatedMlpWork final : public RoutedWork {
@@ -126,9 +126,12 @@ class GatedMlpWork final : public RoutedWork {
 
  private:
   absl::Status CheckPartitionedAlike() const;
+  // Whether gate and up, and the rows that are combined, have 16 bits, as x and y have.
+  bool Narrows(const RoutedTokens& routed, ExpertProduct product) const;
   // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of
-  // gate, then those of up.
-  absl::Status MultiplyGate(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;
+  // gate, then those of up. `sums_factor`: what the sums of `down` are to be multiplied by.
+  absl::Status MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
+                            ExpertProduct* down) const;
 
   const DeviceWeight& Here(const model::WeightStack& stack) const {
     return *stack.experts.front()->parts[part].weight;

@@ -16,7 +16,7 @@ namespace awqd::engine {
 namespace {
 
 // A buffer of a lane that lasts from step to step (Lane::AllocateScratch). Those of a work follow.
-constexpr size_t kSortedSlot = 0;
+constexpr size_t kSortedSlot = 0, kFactorsSlot = 5;
 
 // The choices of one shard.
 struct ShardChoices {
@@ -173,29 +173,36 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   routed.x.rows = static_cast<int64_t>(order.rows.size());
   AWQD_ASSIGN_OR_RETURN(void* sorted, lane.AllocateScratch(kSortedSlot, routed.x.rows * row_bytes));
   routed.x.data = sorted;
+  float* factors = nullptr;
+  if (routed.x.rows >= kNarrowRows && x_dtype == DType::kFp16) {
+    AWQD_ASSIGN_OR_RETURN(void* room, lane.AllocateScratch(kFactorsSlot, routed.x.rows * 4));
+    routed.factors = factors = static_cast<float*>(room);
+  }
   AWQD_RETURN_IF_ERROR(GatherRows({.in = tokens,
                                    .rows = static_cast<const int32_t*>(sources),
                                    .count = routed.x.rows,
                                    .row_bytes = row_bytes,
-                                   .out = sorted},
+                                   .out = sorted,
+                                   .factors = factors},
                                   step_device(), lane.stream()));
   return Compute(lane, routed, y, report);
 }
 
-absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed, const void* sums,
-                                         char* y) const {
+absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed,
+                                         const MatrixView& sums, char* y) const {
   const int64_t terms = routed.weights == nullptr ? 1 : top_k;
   const int64_t count = routed.x.rows / terms;
   const int64_t y_bytes = count * last().n * SizeOf(out_dtype);
   AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
-  AWQD_RETURN_IF_ERROR(CombineRows({.in = static_cast<const float*>(sums),
+  AWQD_RETURN_IF_ERROR(CombineRows({.in = sums.data,
                                     .cols = last().n,
                                     .rows = routed.rows,
                                     .weights = routed.weights,
                                     .count = count,
                                     .terms = terms,
                                     .y = target,
-                                    .y_dtype = out_dtype},
+                                    .y_dtype = out_dtype,
+                                    .in_dtype = sums.dtype},
                                    step_device(), lane.stream()));
   return lane.Fetch(y, target, y_bytes);
 }

@@ -33,6 +33,7 @@ struct RoutedTokens {
   absl::Span<const int64_t> ends;  // of each expert's rows
   const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
   const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
+  const float* factors = nullptr;  // FP32 [rows], kNarrowFactor; null: few rows, or not FP16
 };
 
 // Tokens that experts multiply, or that all go to one weight.
@@ -96,8 +97,8 @@ class RoutedWork : public Work {
   // The device that holds the weights, for steps between their products.
   Device& step_device() const { return *weights().front()->parts[part].weight->device; }
 
-  // The last step: combines FP32 rows [rows, N] of the last product into y, and fetches it.
-  absl::Status CombineAndFetch(Lane& lane, const RoutedTokens& routed, const void* sums,
+  // The last step: combines rows [rows, N] of the last product into y, and fetches it.
+  absl::Status CombineAndFetch(Lane& lane, const RoutedTokens& routed, const MatrixView& sums,
                                char* y) const;
 
  private:

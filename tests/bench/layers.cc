@@ -108,6 +108,7 @@ class Mixture {
     middle_ = Room(device_, 2 * rows * spec.middle * 4);
     half_ = Room(device_, rows * spec.middle * 2);
     half_scale_ = Room(device_, rows * 4);
+    factors_ = Room(device_, rows * 4);
     sums_ = Room(device_, rows * spec.hidden * 4);
     y_ = Room(device_, tokens * spec.hidden * SizeOf(spec.x));
     for (int i = 0; i < routings; ++i) {
@@ -123,15 +124,24 @@ class Mixture {
                       .rows = static_cast<const int32_t*>(to.sources.data()),
                       .count = rows,
                       .row_bytes = spec_.hidden * SizeOf(spec_.x),
-                      .out = sorted_.data()},
+                      .out = sorted_.data(),
+                      .factors = static_cast<float*>(factors_.data())},
                      device_, stream));
     const ConstMatrixView x = {sorted_.data(), spec_.x, rows, spec_.hidden};
-    Multiply(gate_and_up_, i, {.x = x}, middle_, stream);
-    auto* const gate = static_cast<float*>(middle_.data());
+    // As GatedMlpWork does it.
+    const bool narrow = rows >= kNarrowRows && RowFor(gate_and_up_, i, spec_.x) != nullptr &&
+                        RowFor(down_, i, DType::kFp16) != nullptr;
+    const DType between = narrow ? spec_.x : DType::kFp32;
+    const bool scaled = between == DType::kFp16;
+    Multiply(gate_and_up_, i, {x, scaled ? static_cast<const float*>(factors_.data()) : nullptr},
+             {middle_, between}, stream);
+    auto* const gate = static_cast<char*>(middle_.data());
     GateArgs join = {.gate = gate,
-                     .up = gate + rows * spec_.middle,
+                     .up = gate + rows * spec_.middle * SizeOf(between),
                      .count = rows * spec_.middle,
-                     .activation = ActivationFunction::kSilu};
+                     .activation = ActivationFunction::kSilu,
+                     .dtype = between,
+                     .sums_factor = NarrowFactor(between)};
     Tokens middle = {{gate, DType::kFp32, rows, spec_.middle}};
     if (RowFor(down_, i, DType::kFp16) != nullptr) {
       join.half = static_cast<uint16_t*>(half_.data());
@@ -140,15 +150,16 @@ class Mixture {
       middle = {{half_.data(), DType::kFp16, rows, spec_.middle}, join.half_scale};
     }
     Check(MultiplyByUp(join, device_, stream));
-    Multiply(down_, i, middle, sums_, stream);
-    Check(CombineRows({.in = static_cast<const float*>(sums_.data()),
+    Multiply(down_, i, middle, {sums_, between}, stream);
+    Check(CombineRows({.in = sums_.data(),
                        .cols = spec_.hidden,
                        .rows = static_cast<const int32_t*>(to.rows.data()),
                        .weights = static_cast<const float*>(to.weights.data()),
                        .count = tokens_,
                        .terms = spec_.top_k,
                        .y = y_.data(),
-                       .y_dtype = spec_.x},
+                       .y_dtype = spec_.x,
+                       .in_dtype = between},
                       device_, stream));
   }
 
@@ -173,10 +184,16 @@ class Mixture {
     const float* scale = nullptr;
   };
 
-  GroupedArgs Args(const Stack& stack, int i, const Tokens& tokens, void* y) const {
+  struct Sums {
+    const Buffer& room;
+    DType dtype = DType::kFp32;
+  };
+
+  GroupedArgs Args(const Stack& stack, int i, const Tokens& tokens, void* y,
+                   DType y_dtype = DType::kFp32) const {
     GroupedArgs out = {.experts = stack.experts, .ends = routings_[i].ends, .x = tokens.x};
     out.x_scale = tokens.scale;
-    out.y = {y, DType::kFp32, out.stacks() * tokens.x.rows, stack.weights[0]->shape.n};
+    out.y = {y, y_dtype, out.stacks() * tokens.x.rows, stack.weights[0]->shape.n};
     return out;
   }
   const KernelRow* RowFor(const Stack& stack, int i, DType x) const {
@@ -198,9 +215,8 @@ class Mixture {
     }
   }
 
-  void Multiply(const Stack& stack, int i, const Tokens& tokens, const Buffer& y,
-                StreamView stream) {
-    GroupedArgs args = Args(stack, i, tokens, y.data());
+  void Multiply(const Stack& stack, int i, const Tokens& tokens, const Sums& y, StreamView stream) {
+    GroupedArgs args = Args(stack, i, tokens, y.room.data(), y.dtype);
     const KernelRow* const row = RowFor(stack, i, tokens.x.dtype);
     if (row == nullptr) return MultiplyOneByOne(args, stream);
     args.table = stack.tables[i].data();
@@ -236,7 +252,7 @@ class Mixture {
   Device& device_;
   Stack gate_and_up_, down_;
   std::vector<Routing> routings_;
-  Buffer x_, sorted_, middle_, half_, half_scale_, sums_, y_, workspace_;
+  Buffer x_, sorted_, middle_, half_, half_scale_, factors_, sums_, y_, workspace_;
 };
 
 double Difference(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, DType dtype) {

@@ -124,6 +124,85 @@ TEST_F(StepsTest, GateGivesFp16WithAScaleForEachRow) {
   }
 }
 
+// Gate and up of 16 bits are the same numbers times NarrowFactor.
+TEST_F(StepsTest, GateReadsSixteenBits) {
+  if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
+  constexpr int64_t kRows = 600, kCols = 72;
+  for (DType dtype : {DType::kFp16, DType::kBf16}) {
+    const Bytes gate = RandomMatrix(kRows, kCols, dtype, 1),
+                up = RandomMatrix(kRows, kCols, dtype, 2);
+    const GuardedBuffer a = Filled(gate), b = Filled(up);
+    const GuardedBuffer half = GuardedBuffer::Create(device_, kRows * kCols * 2).value();
+    const GuardedBuffer scale = GuardedBuffer::Create(device_, kRows * 4).value();
+    const GateArgs args = {.gate = a.data(),
+                           .up = b.data(),
+                           .count = kRows * kCols,
+                           .half = static_cast<uint16_t*>(half.data()),
+                           .cols = kCols,
+                           .half_scale = static_cast<float*>(scale.data()),
+                           .dtype = dtype,
+                           .sums_factor = 0.25f};
+    const Bytes got = Take(MultiplyByUp(args, device_, stream_->view()), half);
+    const Bytes scales = scale.Read().value();
+    const double whole = 1 / NarrowFactor(dtype);
+    for (int64_t i = 0; i < kRows * kCols; ++i) {
+      const double want = GetElement(gate, dtype, i) * GetElement(up, dtype, i) * whole * whole;
+      const double of_row = GetElement(scales, DType::kFp32, i / kCols) / 0.25;
+      ASSERT_NEAR(GetElement(got, DType::kFp16, i) * of_row, want, std::abs(want) * 0x1p-10 + 1e-6)
+          << Name(dtype) << " element " << i;
+    }
+  }
+}
+
+TEST_F(StepsTest, GatherGivesFactors) {
+  if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
+  const Bytes in = RandomMatrix(3, 16, DType::kFp16, 1);
+  const std::vector<int32_t> rows = {2, 0, 1, 2};
+  const GuardedBuffer from = Filled(in), order = Filled(BytesOf(rows));
+  const GuardedBuffer out = GuardedBuffer::Create(device_, 4 * 32).value();
+  const GuardedBuffer factors = GuardedBuffer::Create(device_, 4 * 4).value();
+  const GatherArgs args = {.in = from.data(),
+                           .rows = static_cast<const int32_t*>(order.data()),
+                           .count = 4,
+                           .row_bytes = 32,
+                           .out = out.data(),
+                           .factors = static_cast<float*>(factors.data())};
+  EXPECT_EQ(Take(GatherRows(args, device_, stream_->view()), factors),
+            BytesOf(std::vector<float>(4, kNarrowFactor)));
+}
+
+TEST_F(StepsTest, CombineReadsSixteenBits) {
+  if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
+  constexpr int64_t kIn = 41, kCount = 29;
+  for (const auto& [cols, dtype] : {std::pair(40, DType::kFp16),
+                                    {40, DType::kBf16},
+                                    {9, DType::kFp16},
+                                    {16384, DType::kFp16},
+                                    {16384, DType::kBf16}}) {
+    const Bytes in = RandomMatrix(kIn, cols, dtype, 3);
+    const std::vector<int32_t> rows = RandomRows(kCount * 2, kIn);
+    const GuardedBuffer from = Filled(in), order = Filled(BytesOf(rows));
+    const GuardedBuffer y = GuardedBuffer::Create(device_, kCount * cols * 4).value();
+    const CombineArgs args = {.in = from.data(),
+                              .cols = cols,
+                              .rows = static_cast<const int32_t*>(order.data()),
+                              .count = kCount,
+                              .terms = 2,
+                              .y = y.data(),
+                              .y_dtype = DType::kFp32,
+                              .in_dtype = dtype};
+    Bytes want(y.size());
+    for (int64_t i = 0; i < kCount * cols; ++i) {
+      const int64_t row = i / cols, col = i % cols;
+      const float whole = 1 / NarrowFactor(dtype);
+      SetElement(&want, DType::kFp32, i,
+                 GetElement(in, dtype, rows[2 * row] * cols + col) * whole +
+                     GetElement(in, dtype, rows[2 * row + 1] * cols + col) * whole);
+    }
+    EXPECT_EQ(Take(CombineRows(args, device_, stream_->view()), y), want) << cols << Name(dtype);
+  }
+}
+
 TEST_F(StepsTest, GateIsOneMultiplication) {
   for (int64_t count : {1, 255, 256, 100003}) {
     const Bytes gate = RandomMatrix(1, count, DType::kFp32, 1);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
+#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/steps.cuh"
@@ -28,20 +29,56 @@ __global__ __launch_bounds__(kThreads) void GatherKernel(GatherArgs a, int64_t u
   for (int64_t row = blockIdx.y; row < a.count; row += gridDim.y) {
     static_cast<T*>(a.out)[row * units + unit] =
         static_cast<const T*>(a.in)[a.rows[row] * units + unit];
+    if (unit == 0 && a.factors != nullptr) a.factors[row] = kNarrowFactor;
   }
 }
 
 __global__ __launch_bounds__(kThreads) void GateKernel(GateArgs a) {
   LaunchDependents();
   const int64_t step = int64_t{gridDim.x} * kThreads;
+  auto* const gate = static_cast<float*>(a.gate);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < a.count; i += step) {
-    a.gate[i] = Activate(a.activation, a.gate[i]) * a.up[i];
+    gate[i] = Activate(a.activation, gate[i]) * static_cast<const float*>(a.up)[i];
   }
 }
 
+// kWide elements, 1 or 4, of kIn, without NarrowFactor.
+template <DType kIn, int kWide>
+__device__ __forceinline__ void LoadWide(const void* from, int64_t at, float (&out)[kWide]) {
+  constexpr float kWhole = 1 / NarrowFactor(kIn);
+  if constexpr (kIn == DType::kFp32) {
+    const float* const in = static_cast<const float*>(from) + at;
+    if constexpr (kWide == 4) {
+      *reinterpret_cast<float4*>(out) = *reinterpret_cast<const float4*>(in);
+    } else {
+      out[0] = *in;
+    }
+  } else {
+    const uint16_t* const in = static_cast<const uint16_t*>(from) + at;
+    uint32_t words[2] = {};
+    if constexpr (kWide == 4) {
+      const uint2 v = *reinterpret_cast<const uint2*>(in);
+      words[0] = v.x, words[1] = v.y;
+    } else {
+      words[0] = *in;
+    }
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) {
+      const uint32_t word = words[e / 2], bits = e % 2 == 0 ? word & 0xffff : word >> 16;
+      out[e] = (kIn == DType::kFp16 ? Fp16ToFloat(bits) : __uint_as_float(bits << 16)) * kWhole;
+    }
+  }
+}
+template <DType kIn>
+__device__ __forceinline__ float4 LoadFour(const void* from, int64_t at) {
+  float out[4];
+  LoadWide<kIn>(from, at, out);
+  return {out[0], out[1], out[2], out[3]};
+}
+
+template <DType kIn>
 __device__ __forceinline__ float4 Gated(const GateArgs& a, int64_t at) {
-  const float4 gate = *reinterpret_cast<const float4*>(a.gate + at);
-  const float4 up = *reinterpret_cast<const float4*>(a.up + at);
+  const float4 gate = LoadFour<kIn>(a.gate, at), up = LoadFour<kIn>(a.up, at);
   return {Activate(a.activation, gate.x) * up.x, Activate(a.activation, gate.y) * up.y,
           Activate(a.activation, gate.z) * up.z, Activate(a.activation, gate.w) * up.w};
 }
@@ -59,7 +96,7 @@ constexpr int TeamThreads(int team) { return team == 32 ? kThreads : team; }
 
 // `cols` is a multiple of 4. kTeam: threads of a row. kKeeps: shared memory holds the rows, so that
 // gate and up are read once.
-template <int kTeam, bool kKeeps>
+template <DType kIn, int kTeam, bool kKeeps>
 __global__ __launch_bounds__(TeamThreads(kTeam)) void GateToHalfKernel(GateArgs a) {
   LaunchDependents();
   extern __shared__ float4 kept_rows[];
@@ -71,7 +108,7 @@ __global__ __launch_bounds__(TeamThreads(kTeam)) void GateToHalfKernel(GateArgs 
   float largest = 0;
 #pragma unroll 4
   for (int64_t i = member * 4; i < a.cols; i += kTeam * 4) {
-    const float4 v = Gated(a, first + i);
+    const float4 v = Gated<kIn>(a, first + i);
     if (kKeeps) kept[i / 4] = v;
     largest = fmaxf(largest, fmaxf(fmaxf(FiniteMagnitude(v.x), FiniteMagnitude(v.y)),
                                    fmaxf(FiniteMagnitude(v.z), FiniteMagnitude(v.w))));
@@ -80,36 +117,42 @@ __global__ __launch_bounds__(TeamThreads(kTeam)) void GateToHalfKernel(GateArgs 
   const float down = ldexpf(1.0f, -exponent);
 #pragma unroll 4
   for (int64_t i = member * 4; i < a.cols; i += kTeam * 4) {
-    const float4 v = kKeeps ? kept[i / 4] : Gated(a, first + i);
+    const float4 v = kKeeps ? kept[i / 4] : Gated<kIn>(a, first + i);
     *reinterpret_cast<uint2*>(a.half + first + i) = {ToFp16x2(v.x * down, v.y * down),
                                                      ToFp16x2(v.z * down, v.w * down)};
   }
-  if (member == 0) a.half_scale[row] = ldexpf(1.0f, exponent);
+  if (member == 0) a.half_scale[row] = ldexpf(a.sums_factor, exponent);
 }
 
-template <int kTeam, bool kKeeps>
+template <DType kIn, int kTeam, bool kKeeps>
 absl::Status LaunchGateToHalf(const GateArgs& args, StreamView stream) {
   constexpr int64_t kRows = TeamThreads(kTeam) / kTeam;
   const LaunchConfig config{.grid = static_cast<unsigned>(CeilDiv(args.count / args.cols, kRows)),
                             .block = TeamThreads(kTeam),
                             .shared_bytes = kKeeps ? kRows * args.cols * int64_t{sizeof(float)} : 0,
                             .stream = stream};
-  return Launch<GateToHalfKernel<kTeam, kKeeps>>("common/experts", config, args);
+  return Launch<GateToHalfKernel<kIn, kTeam, kKeeps>>("common/experts", config, args);
+}
+
+template <DType kIn>
+absl::Status GateToHalf(const GateArgs& args, StreamView stream) {
+  constexpr int64_t kMostKept = 24 * 1024;  // columns, two blocks of a multiprocessor
+  if (args.count / args.cols > kFewRows) {
+    if (args.cols <= kShortRow) return LaunchGateToHalf<kIn, 32, true>(args, stream);
+    if (args.cols <= kLongRow) return LaunchGateToHalf<kIn, 256, true>(args, stream);
+  }
+  return args.cols <= kMostKept ? LaunchGateToHalf<kIn, 1024, true>(args, stream)
+                                : LaunchGateToHalf<kIn, 1024, false>(args, stream);
 }
 
 // The bits of the CPU: no fused multiply-adds.
-template <int kWide>
+template <DType kIn, int kWide>
 __device__ __forceinline__ void Combined(const CombineArgs& a, int64_t row, int64_t col,
                                          float (&sums)[kWide]) {
 #pragma unroll 4
   for (int64_t j = row * a.terms; j < (row + 1) * a.terms; ++j) {
     float values[kWide];
-    const float* from = a.in + a.rows[j] * a.cols + col;
-    if constexpr (kWide == 4) {
-      *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(from);
-    } else {
-      values[0] = *from;
-    }
+    LoadWide<kIn>(a.in, a.rows[j] * a.cols + col, values);
 #pragma unroll
     for (int e = 0; e < kWide; ++e) {
       const float term = a.weights == nullptr ? values[e] : __fmul_rn(a.weights[j], values[e]);
@@ -143,23 +186,23 @@ __device__ __forceinline__ void StoreColumns(const CombineArgs& a, int64_t at,
 }
 
 // A thread has kWide neighbouring columns, 1 or 4. `units`: of so many in a row.
-template <int kWide>
+template <DType kIn, int kWide>
 __global__ __launch_bounds__(kThreads) void CombineKernel(CombineArgs a, int64_t units) {
   const int64_t unit = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (unit >= units) return;
   for (int64_t row = blockIdx.y; row < a.count; row += gridDim.y) {
     float sums[kWide];
-    Combined<kWide>(a, row, unit * kWide, sums);
+    Combined<kIn>(a, row, unit * kWide, sums);
     StoreColumns<kWide>(a, row * a.cols + unit * kWide, sums);
   }
 }
 
-template <int kWide>
+template <DType kIn, int kWide>
 absl::Status LaunchCombine(const CombineArgs& args, StreamView stream) {
   const int64_t units = args.cols / kWide;
   const LaunchConfig config{
       .grid = GridOfRows(units, args.count, kThreads), .block = kThreads, .stream = stream};
-  return Launch<CombineKernel<kWide>>("common/experts", config, args, units);
+  return Launch<CombineKernel<kIn, kWide>>("common/experts", config, args, units);
 }
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -186,13 +229,7 @@ absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView strea
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   if (args.half != nullptr) {
-    constexpr int64_t kMostKept = 24 * 1024;  // columns, two blocks of a multiprocessor
-    if (args.count / args.cols > kFewRows) {
-      if (args.cols <= kShortRow) return LaunchGateToHalf<32, true>(args, stream);
-      if (args.cols <= kLongRow) return LaunchGateToHalf<256, true>(args, stream);
-    }
-    return args.cols <= kMostKept ? LaunchGateToHalf<1024, true>(args, stream)
-                                  : LaunchGateToHalf<1024, false>(args, stream);
+    return ForFloatingType(args.dtype, [&]<DType kIn>() { return GateToHalf<kIn>(args, stream); });
   }
   const auto blocks = static_cast<unsigned>(std::min(CeilDiv(args.count, kThreads), kMaxBlocks));
   return Launch<GateKernel>("common/experts", {.grid = blocks, .block = kThreads, .stream = stream},
@@ -205,7 +242,9 @@ absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView str
   constexpr int64_t kManyElements = int64_t{1} << 18;
   const bool wide = args.cols % 4 == 0 && Aligned(args.in) && Aligned(args.y) &&
                     args.count * args.cols >= kManyElements;
-  return wide ? LaunchCombine<4>(args, stream) : LaunchCombine<1>(args, stream);
+  return ForFloatingType(args.in_dtype, [&]<DType kIn>() {
+    return wide ? LaunchCombine<kIn, 4>(args, stream) : LaunchCombine<kIn, 1>(args, stream);
+  });
 }
 
 }  // namespace awqd::cuda
