@@ -2,6 +2,7 @@
 // a signal or after printing what was requested, 1 when the server cannot start or go on, 2 for bad
 // flags.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -82,18 +83,29 @@ void RaiseOpenFiles() {
 // The fewest descriptors with which a server can load a model and take a call.
 constexpr int kDescriptors = 13;
 
-// The threads of a server with these options and of gRPC (server/README.md has the table), and some
-// more: gRPC starts a few only when it is busy. GPU devices have no kernel threads.
-int CountThreads(const awqd::Options& options) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int kernels = options.cpu_threads > 0 ? options.cpu_threads : awqd::UsableThreads();
-  int count = 30 + std::clamp(cores, 2, 32) + std::max(options.rpc.rpc_threads, 2);
+// The threads that compute on CPUs, of all of them.
+int CountKernelThreads(const awqd::Options& options) {
+  const int each = options.cpu_threads > 0 ? options.cpu_threads : awqd::UsableThreads();
+  int count = 0;
   for (const absl::string_view device : absl::StrSplit(options.device, ',')) {
-    count += std::max(options.engine.lanes, 2) + std::max(options.engine.answer_threads, 4);
-    if (!absl::StartsWith(device, "cuda")) count += kernels;
+    if (!absl::StartsWith(device, "cuda")) count += each;
   }
   return count;
 }
+
+// The threads of a server with these options and of gRPC (server/README.md has the table), and some
+// more: gRPC starts a few only when it is busy.
+int CountThreads(const awqd::Options& options) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  int count = 30 + std::clamp(cores, 2, 32) + std::max(options.rpc.rpc_threads, 2);
+  for ([[maybe_unused]] const absl::string_view device : absl::StrSplit(options.device, ',')) {
+    count += std::max(options.engine.lanes, 2) + std::max(options.engine.answer_threads, 4);
+  }
+  return count + CountKernelThreads(options);
+}
+
+// OpenBLAS has a buffer for each thread that calls it.
+constexpr int64_t kBlasBufferBytes = int64_t{128} << 20;
 
 // The first SIGTERM or SIGINT asks for an orderly end. A signal within one second of it counts as
 // the same one, because a terminal or a supervisor may send it twice. A later one ends the process
@@ -198,7 +210,10 @@ void AwaitSignals() {
 int Serve(const awqd::Options& options) {
   RaiseOpenFiles();
   absl::Status limits = awqd::TryDescriptors(kDescriptors);
-  if (limits.ok()) limits = awqd::TryThreads(CountThreads(options));
+  if (limits.ok()) {
+    limits =
+        awqd::TryThreads(CountThreads(options), CountKernelThreads(options) * kBlasBufferBytes);
+  }
   if (!limits.ok()) return Fail(1, limits);
   awqd::obs::SetUpLogging(options.log_level, options.log_format);
   absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
@@ -242,10 +257,21 @@ using Initializer = void (*)(int, char**, char**);
   NarrowToOneCore();
 };
 
-}  // namespace
+// Threads get as much stack as the main thread may have at most (ulimit -s). Where that is too
+// little for libraries, they get this. Returns whether it is.
+bool WidenStacks() {
+  constexpr size_t kStackBytes = size_t{1} << 20;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= kStackBytes) return false;
+  pthread_attr_t wide;
+  pthread_attr_init(&wide);
+  pthread_attr_setstacksize(&wide, kStackBytes);
+  const bool widened = pthread_setattr_default_np(&wide) == 0;
+  pthread_attr_destroy(&wide);
+  return widened;
+}
 
-int main(int argc, char** argv) {
-  std::set_terminate(EndOverException);
+int Run(int argc, char** argv) {
   try {
     if (const absl::Status thread = awqd::TryThreads(1); !thread.ok()) return Fail(1, thread);
     AwaitSignals();
@@ -259,4 +285,18 @@ int main(int argc, char** argv) {
   } catch (const std::exception& e) {
     return Fail(1, absl::InternalError(e.what()));
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::set_terminate(EndOverException);
+  if (!WidenStacks()) return Run(argc, argv);
+  int code = 1;
+  try {
+    std::thread([&] { code = Run(argc, argv); }).join();
+  } catch (const std::system_error&) {
+    return Fail(1, absl::ResourceExhaustedError("threads: the system has none for this process"));
+  }
+  return code;
 }

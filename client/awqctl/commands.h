@@ -108,6 +108,7 @@ struct Flags {
   std::string activation_scales;
   // kernels
   bool markdown = false;
+  bool wide = false;
   // compare
   std::string actual;
   std::string expected;

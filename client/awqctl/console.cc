@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -117,6 +118,11 @@ ScreenSize SizeOfScreen(const Console& console) {
   return size;
 }
 
+bool ShowsColours(const Console& console) {
+  const char* const no_color = std::getenv("NO_COLOR");
+  return console.out_terminal && (no_color == nullptr || *no_color == '\0');
+}
+
 std::string Wrapped(absl::string_view text, const Console& console) {
   return command_line::Wrapped(text, SizeOfScreen(console).columns, 2);
 }
@@ -189,19 +195,20 @@ std::vector<size_t> Table::Widths() const {
   return widths;
 }
 
-std::string Table::SideBySide(const std::vector<size_t>& widths, size_t gap, bool terminal) const {
+std::string Table::SideBySide(const std::vector<size_t>& widths, size_t gap, bool colours) const {
   std::string text;
   for (const Row& row : rows_) {
     std::string line;
     for (size_t i = 0; i < row.cells.size(); ++i) {
       absl::StrAppend(&line, Padded(Shortened(row.cells[i], widths[i]), widths[i] + gap));
     }
-    AppendLine(std::move(line), terminal ? row.colour : "", &text);
+    AppendLine(std::move(line), colours ? row.colour : "", &text);
   }
   return text;
 }
 
-std::string Table::Stacked(const std::vector<size_t>& widths, size_t columns, bool terminal) const {
+std::string Table::Stacked(const std::vector<size_t>& widths, size_t columns, bool terminal,
+                           bool colours) const {
   constexpr size_t kIndent = 2, kGap = 2;
   const size_t room = columns - kIndent;
   // The columns of each line below the first cell. One that needs a line of its own is wrapped.
@@ -217,7 +224,7 @@ std::string Table::Stacked(const std::vector<size_t>& widths, size_t columns, bo
   }
   std::string text;
   for (const Row& row : rows_) {
-    const absl::string_view colour = terminal ? row.colour : "";
+    const absl::string_view colour = colours ? row.colour : "";
     AppendLine(terminal ? Shortened(row.cells[0], columns) : row.cells[0], colour, &text);
     for (const std::vector<size_t>& line : lines) {
       std::string cells(kIndent, ' ');
@@ -230,16 +237,22 @@ std::string Table::Stacked(const std::vector<size_t>& widths, size_t columns, bo
   return text;
 }
 
-std::string Table::Text(size_t columns, bool terminal) const {
+bool Table::Fits(size_t columns) const {
+  const std::vector<size_t> widths = Widths();
+  return std::accumulate(widths.begin(), widths.end(), widths.size() - 1) <= columns;
+}
+
+std::string Table::Text(size_t columns, bool terminal, bool colours) const {
   std::vector<size_t> widths = Widths();
   const size_t cells = std::accumulate(widths.begin(), widths.end(), size_t{0});
   for (const size_t gap : {2, 1}) {
-    if (cells + gap * (widths.size() - 1) <= columns) return SideBySide(widths, gap, terminal);
+    if (cells + gap * (widths.size() - 1) <= columns) return SideBySide(widths, gap, colours);
   }
   const size_t others = cells - widths[0] + widths.size() - 1;
-  if (!terminal || kLeastPath + others > columns) return Stacked(widths, columns, terminal);
+  if (!terminal || kLeastPath + others > columns)
+    return Stacked(widths, columns, terminal, colours);
   widths[0] = columns - others;
-  return SideBySide(widths, 1, terminal);
+  return SideBySide(widths, 1, colours);
 }
 
 std::string Table::Markdown() const {

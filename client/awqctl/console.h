@@ -41,7 +41,10 @@ std::string Wrapped(absl::string_view text, const Console& console);
 // At most `columns` characters of `text`: "..." stands in place of its middle.
 std::string Shortened(absl::string_view text, size_t columns);
 
-// Colours of a row on a terminal.
+// Whether `out` shows colours: on a terminal, unless NO_COLOR is set (no-color.org).
+bool ShowsColours(const Console& console);
+
+// Colours of a row.
 inline constexpr char kRed[] = "\x1b[31m", kYellow[] = "\x1b[33m", kNoColour[] = "\x1b[0m";
 
 // Rows of cells under a header, every row as long as the header.
@@ -54,13 +57,15 @@ class Table {
   void Fold();
   // Columns aligned, two spaces between; one where lines would pass `columns`. Where that is not
   // enough, the first cell of each row stands on a line of its own, and the others below it, in as
-  // many lines as they need. On a terminal the first cells are shortened to fit, and rows have
-  // their colour. Elsewhere no cell loses a letter.
-  std::string Text(size_t columns, bool terminal) const;
+  // many lines as they need. On a terminal the first cells are shortened to fit. Elsewhere no cell
+  // loses a letter. With `colours` rows have theirs.
+  std::string Text(size_t columns, bool terminal, bool colours = false) const;
   std::string Text(const Console& console) const {
-    return Text(SizeOfScreen(console).columns, console.out_terminal);
+    return Text(SizeOfScreen(console).columns, console.out_terminal, ShowsColours(console));
   }
   std::string Markdown() const;
+  // Whether all columns go side by side into so many characters.
+  bool Fits(size_t columns) const;
 
  private:
   struct Row {
@@ -69,8 +74,9 @@ class Table {
   };
   std::vector<size_t> Widths() const;  // of the columns
   // All columns side by side, `gap` spaces between; cells are cut to `widths`.
-  std::string SideBySide(const std::vector<size_t>& widths, size_t gap, bool terminal) const;
-  std::string Stacked(const std::vector<size_t>& widths, size_t columns, bool terminal) const;
+  std::string SideBySide(const std::vector<size_t>& widths, size_t gap, bool colours) const;
+  std::string Stacked(const std::vector<size_t>& widths, size_t columns, bool terminal,
+                      bool colours) const;
 
   std::vector<Row> rows_;  // the header first
 };

@@ -357,6 +357,7 @@ void AddBenchFlags(CLI::App* sub, Flags& all) {
 
 void AddKernelsFlags(CLI::App* sub, Flags& flags) {
   sub->add_flag("--markdown", flags.markdown, "Print a Markdown table");
+  sub->add_flag("--wide", flags.wide, "Print all columns, however long a line is");
 }
 
 void AddTopFlags(CLI::App* sub, Flags& flags) {

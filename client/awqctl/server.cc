@@ -1,5 +1,6 @@
 // awqctl status, models, load, unload, kernels and healthcheck.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -295,12 +297,78 @@ absl::StatusOr<int> Unload(const Flags& flags, client::Client& client, Console& 
   return kOk;
 }
 
+namespace {
+
+// "1-8", "4,8"
+std::string BitsText(const google::protobuf::RepeatedField<int32_t>& bits) {
+  std::string out;
+  for (int i = 0; i < bits.size();) {
+    int last = i;
+    while (last + 1 < bits.size() && bits[last + 1] == bits[last] + 1) ++last;
+    absl::StrAppend(&out, out.empty() ? "" : ",", bits[i]);
+    if (last > i) absl::StrAppend(&out, "-", bits[last]);
+    i = last + 1;
+  }
+  return out;
+}
+
+constexpr absl::string_view kFloats = "FP16, BF16, FP32";
+
+// "floats" for all three of them.
+std::string TypesText(const google::protobuf::RepeatedPtrField<std::string>& types) {
+  return absl::StrReplaceAll(absl::StrJoin(types, ", "), {{kFloats, "floats"}});
+}
+
+// The first `columns` of the columns, and the kernel's name.
+Table NarrowKernels(const v1::GetServerInfoResponse& info, size_t columns) {
+  const auto cut = [columns](std::vector<std::string> row) {
+    row.resize(columns + 1);
+    return row;
+  };
+  Table table(
+      cut({"KERNEL", "OPERATION", "BITS", "TOKENS", "IN", "OUT", "GROUPS", "LAYOUT", "NEEDS"}));
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    const bool dequantize = kernel.operation() == "dequantize";
+    const bool dense = !dequantize && kernel.path() != "fused";
+    table.AddRow(cut(
+        {kernel.name(), absl::StrCat(kernel.operation(), dense ? "*" : ""), BitsText(kernel.bits()),
+         dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
+         dequantize ? "-" : TypesText(kernel.activations()), TypesText(kernel.outputs()),
+         kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
+         kernel.layout(), kernel.needs()}));
+  }
+  return table;
+}
+
+// A line for each kernel, with as many columns as the screen has room for, and what they leave out.
+std::string NarrowKernelsText(const v1::GetServerInfoResponse& info, const Console& console) {
+  constexpr size_t kMost = 8, kLeast = 5;
+  const size_t room = SizeOfScreen(console).columns;
+  size_t columns = kMost;
+  while (columns > kLeast && !NarrowKernels(info, columns).Fits(room)) --columns;
+  std::string notes =
+      absl::StrCat("floats: ", kFloats, ". *: path dequantize, not fused. More: --wide.\n");
+  std::set<std::string> refused;  // rows of one kernel have one reason
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    if (kernel.available()) continue;
+    refused.insert(absl::StrCat(OneLine(kernel.name()), ": not here: ", OneLine(kernel.reason())));
+  }
+  for (const std::string& line : refused) absl::StrAppend(&notes, line, "\n");
+  return absl::StrCat(NarrowKernels(info, columns).Text(console), "\n", Wrapped(notes, console));
+}
+
+}  // namespace
+
 absl::StatusOr<int> Kernels(const Flags& flags, client::Client& client, Console& console) {
   AWQD_ASSIGN_OR_RETURN(const auto info, client.GetServerInfo(Deadline(flags)));
   if (flags.json) {
     v1::GetServerInfoResponse only_kernels;
     *only_kernels.mutable_kernels() = info.kernels();
     console.out << ToJson(only_kernels);
+    return kOk;
+  }
+  if (!flags.markdown && !flags.wide) {
+    console.out << NarrowKernelsText(info, console);
     return kOk;
   }
   Table table({"Kernel", "Operation", "Path", "Bits", "Groups of", "Tokens", "Activations",
@@ -316,7 +384,8 @@ absl::StatusOr<int> Kernels(const Flags& flags, client::Client& client, Console&
          absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
          kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
   }
-  console.out << (flags.markdown ? table.Markdown() : table.Text(console));
+  constexpr size_t kAnyWidth = std::numeric_limits<size_t>::max();
+  console.out << (flags.markdown ? table.Markdown() : table.Text(kAnyWidth, false));
   return kOk;
 }
 

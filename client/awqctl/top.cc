@@ -19,12 +19,12 @@ constexpr size_t kTrendColumns = 50;
 constexpr double kBusy = 0.9;  // the share from which a bar is yellow
 
 // "[||||    ]  40 %"
-std::string Bar(double share) {
+std::string Bar(double share, bool colours) {
   share = std::clamp(share, 0.0, 1.0);
   const auto filled = static_cast<size_t>(share * kBarColumns + 0.5);
   const std::string bar = absl::StrFormat("[%s%s] %3.0f %%", std::string(filled, '|'),
                                           std::string(kBarColumns - filled, ' '), 100 * share);
-  return share < kBusy ? bar : absl::StrCat(kYellow, bar, kNoColour);
+  return share < kBusy || !colours ? bar : absl::StrCat(kYellow, bar, kNoColour);
 }
 
 // A line for each value, as high as it is beside the largest one.
@@ -92,9 +92,8 @@ class Screen {
   }
   // `trend`: calls a second of this screen and those before.
   std::string Text(const std::deque<double>& trend, const Console& console) const {
-    return absl::StrCat(Head(console.out_terminal),
-                        console.out_terminal ? TrendLine(trend) + Bars() : "", "\n",
-                        Devices().Text(console), "\n", Models().Text(console));
+    return absl::StrCat(Head(console), console.out_terminal ? TrendLine(trend) + Bars(console) : "",
+                        "\n", Devices().Text(console), "\n", Models().Text(console));
   }
 
  private:
@@ -110,14 +109,15 @@ class Screen {
     return std::max(0.0, is.compute_s() - was.compute_s()) / seconds_;
   }
 
-  std::string Head(bool terminal) const {
+  std::string Head(const Console& console) const {
     const v1::Counters &was = before_.counters(), &is = now_.counters();
     const std::string failed = absl::StrCat("failed ", Rate(was.failed_calls(), is.failed_calls()));
-    const bool red = terminal && is.failed_calls() > was.failed_calls();
+    const bool red = ShowsColours(console) && is.failed_calls() > was.failed_calls();
     return absl::StrCat("awqd ", OneLine(now_.version()), ", up ",
                         absl::FormatDuration(absl::Seconds(now_.uptime_s())),
-                        terminal ? " (q quits)" : "", "\ncalls ", Rate(was.calls(), is.calls()),
-                        ", ", red ? absl::StrCat(kRed, failed, kNoColour) : failed, ", median ",
+                        console.out_terminal ? " (q quits)" : "", "\ncalls ",
+                        Rate(was.calls(), is.calls()), ", ",
+                        red ? absl::StrCat(kRed, failed, kNoColour) : failed, ", median ",
                         Quantile(was.request_calls(), is.request_calls(), 0.5), ", 99 % ",
                         Quantile(was.request_calls(), is.request_calls(), 0.99), "\nin flight ",
                         FormatBytes(is.in_flight_bytes()),
@@ -133,7 +133,8 @@ class Screen {
   }
 
   // How busy each device is, and how full its memory.
-  std::string Bars() const {
+  std::string Bars(const Console& console) const {
+    const bool colours = ShowsColours(console);
     std::string out;
     std::map<std::string, v1::DeviceCounters> before = ByName(before_.counters().devices());
     std::map<std::string, v1::DeviceStatus> memory = ByName(now_.devices());
@@ -141,8 +142,8 @@ class Screen {
       const v1::DeviceStatus& status = memory[is.id()];
       const auto total = static_cast<double>(status.memory_total_bytes());
       const double taken = total - static_cast<double>(status.memory_free_bytes());
-      absl::StrAppend(&out, OneLine(is.id()), "  busy ", Bar(Busy(before[is.id()], is)),
-                      "  memory ", Bar(total > 0 ? taken / total : 0), "\n");
+      absl::StrAppend(&out, OneLine(is.id()), "  busy ", Bar(Busy(before[is.id()], is), colours),
+                      "  memory ", Bar(total > 0 ? taken / total : 0, colours), "\n");
     }
     return out;
   }

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -216,7 +217,17 @@ int UsableThreads(const std::string& root) {
   return std::max(threads, 1);
 }
 
-absl::Status TryThreads(int count) {
+namespace {
+
+bool HasAddressSpace(size_t bytes) {
+  void* const at =
+      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return at != MAP_FAILED && munmap(at, bytes) == 0;
+}
+
+}  // namespace
+
+absl::Status TryThreads(int count, int64_t buffer_bytes) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
@@ -228,8 +239,14 @@ absl::Status TryThreads(int count) {
     reason = error.what();
   }
   const size_t started = threads.size();
+  const bool has_buffers = buffer_bytes <= 0 || HasAddressSpace(static_cast<size_t>(buffer_bytes));
   end.set_value();
   for (std::thread& thread : threads) thread.join();
+  if (reason.empty() && !has_buffers) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot have ", buffer_bytes >> 20, " MiB of address space beside ", count,
+                     " threads; raise the limit of memory (ulimit -v)"));
+  }
   if (reason.empty()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot start ", count, " threads, only ", started, ": ", reason,

@@ -33,8 +33,9 @@ std::vector<int> UsableCores();
 int UsableThreads(const std::string& root = "");
 
 // Starts `count` threads at the same time, and ends them. RESOURCE_EXHAUSTED when the limits of
-// processes or memory do not allow them: gRPC waits forever for a thread that it cannot start.
-absl::Status TryThreads(int count);
+// processes or memory do not allow them: gRPC waits forever for a thread that it cannot start. The
+// same of `buffer_bytes` of address space beside them, for which OpenBLAS waits forever.
+absl::Status TryThreads(int count, int64_t buffer_bytes = 0);
 
 // The same for descriptors: gRPC ends the process where it gets none. Descriptor 0 is open.
 absl::Status TryDescriptors(int count);

@@ -82,20 +82,20 @@ absl::StatusOr<BatchQueue::Forecast> BatchQueue::CheckTime(const Task& task, con
   const bool idle = size_ == 0 && running <= absl::ZeroDuration();
   // An idle device tries all that it may be able to do.
   const absl::Duration own = !idle ? alone.usual : alone.sure ? alone.best : absl::ZeroDuration();
-  out.expires = task.deadline;
+  out.expires = task.due();
   if (wait + own <= absl::ZeroDuration()) return out;  // nothing is known
-  const absl::Duration left = task.deadline - now;
+  const absl::Duration left = task.due() - now;
   AWQD_RETURN_IF_ERROR(CheckWait(wait, left, own));
   if (task.deadline < absl::InfiniteFuture()) out.expires -= TimeToAnswer(left) + own;
   return out;
 }
 
 // Nothing here sees the network, the client, or the time that a busy server took to read a request.
-// So the share grows by a half whenever a result was late, and shrinks by 1/128 otherwise: the two
-// balance when 1 in 64 is late.
+// So the share grows by a half whenever a result was late, and shrinks by 1/512 otherwise: the two
+// balance when 1 in 200 is late.
 void BatchQueue::RecordAnswer(bool in_time) {
   constexpr double kMostAnswerShare = 1.0 / 3;
-  answer_share_ = std::clamp(answer_share_ * (in_time ? 1 - 1.0 / 128 : 1.5), kLeastAnswerShare,
+  answer_share_ = std::clamp(answer_share_ * (in_time ? 1 - 1.0 / 512 : 1.5), kLeastAnswerShare,
                              kMostAnswerShare);
 }
 
@@ -280,9 +280,9 @@ std::vector<Ticket> BatchQueue::Collect(const Line& line, absl::Time now) const 
   // overtakes that entry.
   const auto add = [&](const Entry& entry) {
     const Task& task = *entry.task;
-    const absl::Time latest = task.deadline == absl::InfiniteFuture()
-                                  ? task.deadline
-                                  : task.deadline - TimeToAnswer(task.deadline - task.enqueued);
+    const absl::Time due = task.due();
+    const absl::Time latest =
+        due == absl::InfiniteFuture() ? due : due - TimeToAnswer(due - task.enqueued);
     if (!taken.empty()) {
       if (tokens + task.tokens() > options_.max_batch_tokens) return false;
       const absl::Duration takes =

@@ -59,6 +59,9 @@ class Task {
   // Larger is more urgent; 0 is normal.
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  // The time that sending the result takes, as far as is known: it must be there before.
+  absl::Duration to_send;
+  absl::Time due() const { return deadline - to_send; }
   absl::Time enqueued = absl::InfinitePast();  // set by the queue
 };
 

@@ -32,6 +32,7 @@ inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
 struct SubmitOptions {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  absl::Duration to_send;  // batching::Task::to_send
   // The calling thread promises to call RunQueued soon. No other thread is woken for short work.
   // Without effect where callers_run() is false.
   bool caller_runs = false;

@@ -157,6 +157,7 @@ class LocalEngine final : public Engine {
     Work& queued = **work;
     queued.priority = options.priority;
     queued.deadline = options.deadline;
+    queued.to_send = options.to_send;
     queued.done = std::move(done);
     queued.call = options.call;
     const bool callers = options.caller_runs && queued.cost() <= MaxCallerCost();

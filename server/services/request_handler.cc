@@ -1,6 +1,7 @@
 // Whether a request is wanted, the bytes that it holds, and its one end.
 #include "server/services/request_handler.h"
 
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +91,7 @@ absl::Status RequestHandler::Submit(std::unique_ptr<engine::Work> work,
   // Only the first of several blocks: the timestamps of the request begin with it.
   if (log_.timestamps.submitted == absl::InfinitePast()) log_.timestamps.submitted = absl::Now();
   options.call = span_;
+  options.to_send = env_.admission->transit()->sending.Expect(std::chrono::steady_clock::now());
   if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->statistics;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
                         env_.engine->Submit(std::move(work), options, std::move(done)));

@@ -9,6 +9,7 @@
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/security/auth_context.h"
 #include "kernels/base/out_of_memory.h"
+#include "kernels/base/retry_delay.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/obs/origin.h"
@@ -92,8 +93,28 @@ absl::Status Admission::Check(ServerCall* call, const Entry& entry) {
   AWQD_RETURN_IF_ERROR(CheckDrain(call, entry));
   AWQD_RETURN_IF_ERROR(CheckAccess(call, entry));
   AWQD_RETURN_IF_ERROR(CheckClient(call, entry));
-  if (!entry.rejected_while_busy_ || busy_check_ == nullptr) return absl::OkStatus();
-  return busy_check_(call->deadline());
+  return entry.rejected_while_busy_ ? CheckTime(*call) : absl::OkStatus();
+}
+
+// The message is not here yet, and its answer must leave in time.
+absl::Status Admission::CheckTime(const ServerCall& call) {
+  // Some are let in all the same, because only their times tell that there is less to do.
+  constexpr int64_t kSeen = 16;
+  absl::Time deadline = call.deadline();
+  if (deadline < absl::InfiniteFuture()) {
+    const absl::Duration transit = transit_.Expect(call.arrived_at_);
+    const absl::Duration left = deadline - absl::Now();
+    if (transit > left && (unread_.fetch_add(1, std::memory_order_relaxed) + 1) % kSeen != 0) {
+      return WithRetryDelay(
+          absl::ResourceExhaustedError(absl::StrCat(
+              "deadline: got ", absl::FormatDuration(left), ", expected at least ",
+              absl::FormatDuration(transit), ", as it takes so long to receive a request and to ",
+              "send an answer while so many are on their way")),
+          transit - std::max(left, absl::ZeroDuration()));
+    }
+    deadline -= transit;
+  }
+  return busy_check_ == nullptr ? absl::OkStatus() : busy_check_(deadline);
 }
 
 absl::Status Admission::CheckConnection(ServerCall* call) {

@@ -27,6 +27,7 @@
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/limits.h"
+#include "server/transport/transit_times.h"
 #include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
@@ -71,6 +72,8 @@ class Admission {
     absl::string_view method() const { return absl::string_view(path_).substr(1); }
     // As it is on the wire.
     const char* path() const { return path_.c_str(); }
+    // As RejectWhileBusy says.
+    bool rejected_while_busy() const { return rejected_while_busy_; }
 
    private:
     friend class Admission;
@@ -92,7 +95,7 @@ class Admission {
   // value() as metadata of this name. It is called on the threads that end calls.
   void SetTrailingMetadata(std::string key, std::function<std::string()> value);
 
-  // Before the server starts. Once every device has too much to do for any call with this deadline,
+  // Before the server starts. Once every device has too much to do for any result by this deadline,
   // `check` says so, and calls of the methods of RejectWhileBusy are rejected before their messages
   // are read. It is called on the threads of the loop.
   void SetBusyCheck(std::function<absl::Status(absl::Time deadline)> check) {
@@ -118,6 +121,8 @@ class Admission {
 
   Drain* drain() { return &drain_; }
   WriteTimeout* write_timeout() { return &write_timeout_; }
+  // The times of calls of RejectWhileBusy.
+  TransitTimes* transit() { return &transit_; }
   // For requests that come by other ways than a call.
   const security::Access& access() const { return *access_; }
   // One for each method, in the order of AddMethod: what RecordOutcome has counted.
@@ -132,6 +137,7 @@ class Admission {
   absl::Status CheckDrain(ServerCall* call, const Entry& entry);
   absl::Status CheckAccess(ServerCall* call, const Entry& entry);
   absl::Status CheckClient(ServerCall* call, const Entry& entry);
+  absl::Status CheckTime(const ServerCall& call);
 
   void BeginTrace(ServerCall* call);
   void AddTrailingMetadata(ServerCall* call) const;
@@ -145,6 +151,8 @@ class Admission {
   PeerCalls peers_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
   WriteTimeout write_timeout_;
+  TransitTimes transit_;
+  std::atomic<int64_t> unread_{0};  // calls that CheckTime rejects itself
   std::string trailing_key_;
   std::function<std::string()> trailing_value_;  // null: none
   std::function<absl::Status(absl::Time deadline)> busy_check_;

@@ -88,6 +88,23 @@ void ServerCall::SetOutcome(grpc::StatusCode outcome) {
   method_->loop->admission_->RecordOutcome(this, method_->entry);
 }
 
+bool ServerCall::timed() const { return method_->entry->rejected_while_busy(); }
+
+void ServerCall::BeginReceiving() {
+  if (timed()) method_->loop->admission_->transit()->receiving.Enter();
+}
+
+void ServerCall::EndReceiving(bool ok) {
+  if (!timed()) return;
+  method_->loop->admission_->transit()->receiving.Leave(arrived_at_,
+                                                        std::chrono::steady_clock::now(), ok);
+}
+
+void ServerCall::BeginSending() {
+  sending_ = timed();
+  if (sending_) method_->loop->admission_->transit()->sending.Enter();
+}
+
 void ServerCall::OnHandlerReturned() {
   if (returned_or_cancelled_.exchange(true)) NotifyCancelled();
   Release();
@@ -124,8 +141,12 @@ void ServerCall::SendStatus(const grpc::Status& status) {
   responder_.Finish(status, finished_.tag());
 }
 
-void ServerCall::OnFinished(bool /*ok*/) {
-  method_->loop->admission_->write_timeout()->End(&write_);
+void ServerCall::OnFinished(bool ok) {
+  Admission* const admission = method_->loop->admission_;
+  admission->write_timeout()->End(&write_);
+  if (sending_) {
+    admission->transit()->sending.Leave(outcome_at_, std::chrono::steady_clock::now(), ok);
+  }
   Release();
 }
 
@@ -176,11 +197,13 @@ void ServerCall::OnAlarm(bool /*ok*/) {
 
 void RequestCall::Begin() {
   Retain();
+  BeginReceiving();
   responder_.Read(&request_, read_.tag());
 }
 
 void RequestCall::OnRequest(bool ok) {
   if (ok) CountReceived(request_);
+  EndReceiving(ok);
   ok ? Handle() : EndWithoutRequest();
   Release();
 }
@@ -188,6 +211,7 @@ void RequestCall::OnRequest(bool ok) {
 void UnaryCall::Answer(const grpc::ByteBuffer& answer) {
   CountSent(answer);
   SetOutcome(grpc::StatusCode::OK);
+  BeginSending();
   answer.Length() > (stopping() ? kReadAtOnce : kTakesLong) ? WriteMessage(answer)
                                                             : WriteAndFinish(answer);
 }

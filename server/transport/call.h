@@ -160,6 +160,11 @@ class ServerCall {
   void SetOutcome(grpc::StatusCode outcome);
   // After SetOutcome, as FinishOnceRead.
   void SendStatusOnceRead(const grpc::Status& status);
+  // Counts the call among those whose message is received, and among those whose answer is sent,
+  // where TransitTimes follows calls of its method.
+  void BeginReceiving();
+  void EndReceiving(bool ok);
+  void BeginSending();  // after SetOutcome; OnFinished ends it
   // Whether the server stops, so that a call that ends now may end with its connection.
   bool stopping() const;
   void CountReceived(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
@@ -181,6 +186,7 @@ class ServerCall {
   void OnEnded(bool ok);
   void OnWritten(bool ok);
   void OnFinished(bool ok);
+  bool timed() const;
   void SendStatus(const grpc::Status& status);
   void SetDelay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
   void OnDelayed(bool ok);
@@ -202,6 +208,7 @@ class ServerCall {
   security::IdentityPtr identity_;
   ClientRequest client_request_;
   std::chrono::steady_clock::time_point arrived_at_, outcome_at_;
+  bool sending_ = false;
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;
   obs::SpanRef span_;

@@ -5,132 +5,32 @@
 #include <atomic>
 #include <climits>
 #include <cstddef>
-#include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "grpc/compression.h"
 #include "grpc/grpc.h"
 #include "grpcpp/resource_quota.h"
-#include "grpcpp/version_info.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-
-// gRPC 1.51 has a function for its log. Newer versions log through Abseil's.
-#if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
-#include "absl/base/log_severity.h"
-#include "absl/log/globals.h"
-#include "absl/log/initialize.h"
-#include "absl/log/log_entry.h"
-#include "absl/log/log_sink.h"
-#include "absl/log/log_sink_registry.h"
-#else
-#include "grpc/support/log.h"
-#endif
+#include "server/transport/grpc_log.h"
 
 namespace awqd::transport {
 namespace {
 
-// gRPC's own messages name its source files and are for debugging it: they become debug lines of
-// ours.
-void LogGrpcMessage(absl::string_view message) {
-  obs::LogEvent(obs::LogLevel::kDebug, "grpc", {{"message", obs::LogText(message, 1024)}});
-}
-
-// Failed TLS handshakes of all servers of the process.
-std::atomic<int64_t> g_failed_handshakes{0};
-
-// The part between the first `begin` and the next `end`; empty without one.
-absl::string_view Between(absl::string_view text, absl::string_view begin, absl::string_view end) {
-  const size_t at = text.find(begin);
-  if (at == text.npos) return "";
-  text.remove_prefix(at + begin.size());
-  return text.substr(0, text.find(end));
-}
-
-// `text`: "Tls handshake failed: SSL_ERROR_SSL: error:0A0000C7:SSL routines::REASON", or with
-// OPENSSL_internal between the last colons.
-void CountFailedHandshake(absl::string_view text, absl::string_view peer) {
-  ++g_failed_handshakes;
-  absl::string_view reason = text.substr(0, text.find(" {"));
-  if (const size_t colon = reason.rfind(':'); colon != reason.npos) {
-    reason = absl::StripAsciiWhitespace(reason.substr(colon + 1));
-  }
-  // Either side may have ended it.
-  if (absl::StrContains(text, "Handshake read failed")) {
-    reason = "the client ended it; does it trust the server's certificate?";
-  }
-  // gRPC names the peer only where the connection broke.
-  if (peer.empty()) peer = "unknown";
-  obs::LogRarely(obs::LogLevel::kWarning, "TLS handshake failed",
-                 {{"reason", obs::LogText(reason)}, {"peer", obs::LogText(peer)}});
-}
-
-// Counts and logs events of clients that gRPC tells of in its log alone.
-void WatchGrpcMessage(absl::string_view message) {
-  for (const absl::string_view begin :
-       {"Security handshake failed: UNKNOWN:Tls ", "Security handshake failed: UNKNOWN:Handshake ",
-        "Handshake failed with error "}) {
-    if (const size_t at = message.find(begin); at != message.npos) {
-      return CountFailedHandshake(message.substr(at), Between(message, "target_address:\"", "\""));
-    }
-  }
-  if (absl::StrContains(message, "metadata size exceeds")) {
-    obs::LogRarely(obs::LogLevel::kWarning,
-                   "call refused with RESOURCE_EXHAUSTED: headers larger than max_metadata_bytes",
-                   {{"bytes", Between(message, "(", " ")}});
-  }
-}
-
-#if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
-void RedirectGrpcLog() {
-  struct Sink final : absl::LogSink {
-    void Send(const absl::LogEntry& entry) override {
-      WatchGrpcMessage(entry.text_message());
-      LogGrpcMessage(entry.text_message());
-    }
-  };
-  // Kept until the process ends, as gRPC is.
-  [[maybe_unused]] static const bool kept = [] {
-    absl::AddLogSink(new Sink);
-    absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfinity);
-    absl::InitializeLog();  // until then every line goes to stderr as well, as its sender wrote it
-    return true;
-  }();
-}
-#else
-void RedirectGrpcLog() {
-  // gRPC tells of clients in messages of its level debug. It has one for each call of a connection
-  // that breaks, too: these are told apart by the source file, which is cheap.
-  gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG);
-  gpr_set_log_function([](gpr_log_func_args* args) {
-    static const bool wants_all = std::getenv("GRPC_VERBOSITY") != nullptr;
-    const absl::string_view file = args->file;
-    if (absl::EndsWith(file, "/security_handshaker.cc") ||
-        absl::EndsWith(file, "/hpack_parser.cc")) {
-      WatchGrpcMessage(args->message);
-    }
-    if (wants_all || args->severity == GPR_LOG_SEVERITY_ERROR) LogGrpcMessage(args->message);
-  });
-}
-#endif
-
 // Prepares gRPC once for the whole process.
 void PrepareGrpc() {
-  RedirectGrpcLog();
   // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
   // global lock, and 3 % of the CPU time of short products.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // gRPC shuts itself down with the last of its objects and waits for its threads, one of which
   // polls for up to ten seconds after a client was killed in the middle of an answer. So it is kept
   // until the process ends.
-  [[maybe_unused]] static const bool kept = (grpc_init(), true);
+  [[maybe_unused]] static const bool kept = (grpc_init(), PrepareGrpcLog(), true);
 }
 
 // The address with the port that is bound.
@@ -313,6 +213,7 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
     // noexcept: without memory, gRPC would throw and keep its locks, and never accept again. The
     // process then ends.
     acceptor_.AddListener(std::move(socket), tls, [grpc_acceptor](int listener, int fd) noexcept {
+      const HandshakePeer peer(fd);
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.listener_fd = listener;
       connection.fd = fd;
@@ -333,7 +234,7 @@ void GrpcServer::AddStatistics(obs::Snapshot* out) const {
                               {"crowded", counts.crowded + counts.penalized},
                               {"plaintext", counts.plaintext},
                               {"tls", counts.tls},
-                              {"tls_handshake", g_failed_handshakes}};
+                              {"tls_handshake", FailedHandshakes()}};
   if (tls_ != nullptr) out->certificate_expiry = tls_->expiry();
 }
 

@@ -79,11 +79,11 @@ TEST(Table, FoldsRowsThatDifferInOneNumber) {
             "l.06.up       4\n");
 }
 
-TEST(Table, ColoursRowsOfTerminalsAlone) {
+TEST(Table, ColoursRowsWhereAsked) {
   Table table({"NAME"});
   table.AddRow({"bad"}, kRed);
   EXPECT_EQ(table.Text(kColumns, false), "NAME\nbad\n");
-  EXPECT_EQ(table.Text(kColumns, true), absl::StrCat("NAME\n", kRed, "bad", kNoColour, "\n"));
+  EXPECT_EQ(table.Text(kColumns, true, true), absl::StrCat("NAME\n", kRed, "bad", kNoColour, "\n"));
 }
 
 }  // namespace

@@ -236,6 +236,48 @@ TEST_F(AwqctlTest, KernelsAsMarkdown) {
   EXPECT_EQ(std::count(out_.begin(), out_.end(), '\n'), 3);
 }
 
+TEST_F(AwqctlTest, AKernelIsOneLineOfEightyColumns) {
+  const auto add = [&](const std::string& name, const std::string& operation) -> v1::KernelInfo& {
+    v1::KernelInfo& kernel = *server_.info.more.add_kernels();
+    kernel.set_name(name);
+    kernel.set_operation(operation);
+    kernel.set_path(operation == "dequantize" ? "" : "fused");
+    for (int bits = 1; bits <= 8; ++bits) kernel.add_bits(bits);
+    kernel.set_max_tokens(-1);
+    kernel.set_layout("k16");
+    kernel.set_needs("cpu");
+    kernel.set_available(true);
+    for (const char* type : {"FP16", "BF16", "FP32"}) {
+      kernel.add_activations(type);
+      kernel.add_outputs(type);
+    }
+    return kernel;
+  };
+  add("cpu/plain_dequantize", "dequantize");
+  add("cpu/dense", "matmul").set_path("dequantize");
+  add("cpu/qmatmul_a8_scaled", "matmul_a8").add_activations("INT8");
+  v1::KernelInfo& pairs = add("cpu/qmatmul_a16_pairs", "matmul");
+  pairs.set_group_multiple(128);
+  pairs.mutable_bits()->Clear();
+  for (const int bits : {2, 4, 5, 8}) pairs.add_bits(bits);
+  EXPECT_EQ(Run({"kernels"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("\ncpu/dense             matmul*    1-8     0-     floats"));
+  EXPECT_THAT(out_, HasSubstr("\ncpu/qmatmul_a8_scaled matmul_a8  1-8     0-     floats, INT8"));
+  EXPECT_THAT(out_, HasSubstr("2,4-5,8"));
+  EXPECT_THAT(out_, HasSubstr("n x 128"));
+  EXPECT_THAT(out_, HasSubstr("\nfake/echo: not here: no | GPU\n"));
+  EXPECT_EQ(std::count(out_.begin(), out_.end(), '\n'), 1 + 5 + 3);
+  // The longest names of kernels for GPUs leave room for fewer columns.
+  add("sm80/qmatmul_a16_scaled_sums", "matmul_experts").set_max_tokens(2047);
+  EXPECT_EQ(Run({"kernels"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("\nsm80/qmatmul_a16_scaled_sums matmul_experts"));
+  EXPECT_THAT(out_, Not(HasSubstr("GROUPS")));
+  for (const absl::string_view line : absl::StrSplit(out_, '\n')) EXPECT_LE(line.size(), 80u);
+  EXPECT_EQ(Run({"kernels", "--wide"}), kOk);
+  EXPECT_EQ(std::count(out_.begin(), out_.end(), '\n'), 1 + 6);
+  EXPECT_THAT(out_, HasSubstr("FP16, BF16, FP32, INT8  FP16, BF16, FP32  k16"));
+}
+
 TEST_F(AwqctlTest, DequantizeWritesBlocks) {
   server_.inference.AddChunk(0, 2, 3, 2, 'a');
   server_.inference.AddChunk(2, 3, 3, 2, 'b');

@@ -95,6 +95,18 @@ TEST_F(TopTest, ColoursWhatFails) {
   ASSERT_EQ(Run({"--screens", "1"}), kOk) << err_;
   EXPECT_THAT(out_, ContainsRegex("\x1b\\[31mfailed [0-9.]+/s\x1b\\[0m"));
   EXPECT_THAT(out_, HasSubstr("\x1b[31mmini"));
+  // no-color.org
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_EQ(Run({"--screens", "1"}), kOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("failed "));
+  EXPECT_THAT(out_, Not(ContainsRegex("\x1b\\[[0-9]*m")));
+  setenv("NO_COLOR", "", 1);
+  EXPECT_EQ(Run({"--screens", "1"}), kOk) << err_;
+  unsetenv("NO_COLOR");
+  EXPECT_THAT(out_, HasSubstr("\x1b[31mmini"));
+  terminal_ = false;
+  EXPECT_EQ(Run({"--screens", "1"}), kOk) << err_;
+  EXPECT_THAT(out_, Not(HasSubstr("\x1b")));
 }
 
 // A terminal in place of the standard input.

@@ -244,6 +244,7 @@ class FakeServerInfo : public v1::ServerInfo::Service {
     kernel.set_max_tokens(255);
     kernel.set_reason("no | GPU");
     response->add_devices()->set_id("cpu");
+    response->MergeFrom(more);
     *response->mutable_counters() = counters;
     std::lock_guard<std::mutex> lock(mutex_);
     if (between) between(&counters);
@@ -251,6 +252,7 @@ class FakeServerInfo : public v1::ServerInfo::Service {
   }
 
   v1::Counters counters;
+  v1::GetServerInfoResponse more;
   // Changes the counters after each answer.
   std::function<void(v1::Counters*)> between;
 

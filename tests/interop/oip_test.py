@@ -2,6 +2,8 @@
 import pathlib
 import queue
 import secrets
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -18,6 +20,18 @@ MODEL = "all-MiniLM-L6-v2-awq"
 WEIGHT = "encoder.layer.0.intermediate.dense"
 NAME = f"{MODEL}/{WEIGHT}"
 K, N = 384, 1536
+
+# A client that registers a region and waits to be killed: of an address and a key.
+KILLED = """
+import pathlib, sys, time
+import tritonclient.grpc as triton
+address, key = sys.argv[1:]
+pathlib.Path("/dev/shm", key).write_bytes(bytes(8192))
+client = triton.InferenceServerClient(address)
+client.register_system_shared_memory("killed", f"/{key}", 4096)
+print("registered", flush=True)
+time.sleep(60)
+"""
 
 
 def tensor(name, array, datatype=None):
@@ -201,6 +215,22 @@ class Oip(unittest.TestCase):
         self.assertEqual(bytes(memory.buf[8192:8192 + y.nbytes]), y.tobytes())
         self.client.unregister_system_shared_memory("region")
         self.refused("INVALID_ARGUMENT", "inputs[x].parameters[shared_memory_region]", NAME, [shared])
+
+    def test_a_killed_client_is_followed_by_the_next(self):
+        key = f"awqd-interop-{secrets.token_hex(8)}"
+        path = pathlib.Path("/dev/shm", key)
+        client = subprocess.Popen([sys.executable, "-c", KILLED, self.server.address, key], stdout=subprocess.PIPE)
+        self.addCleanup(path.unlink, missing_ok=True)
+        self.assertEqual(client.stdout.readline(), b"registered\n")
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        self.client.register_system_shared_memory("killed", f"/{key}", 4096)  # as it did
+        path.unlink()
+        self.assertNotIn("killed", self.client.get_system_shared_memory_status().regions)
+        path.write_bytes(bytes(8192))
+        self.client.register_system_shared_memory("killed", f"/{key}", 8192)
+        self.client.unregister_system_shared_memory("killed")
 
     def test_repository_and_statistics(self):
         names = {model.name: model.state for model in self.client.get_model_repository_index().models}

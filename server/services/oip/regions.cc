@@ -14,8 +14,16 @@ absl::Status Regions::Register(const std::string& owner, Region region) {
   }
   MutexLock lock(&mu_);
   DropGone(owner);
+  if (!regions_.empty()) {
+    auto next = regions_.upper_bound(swept_);
+    if (next == regions_.end()) next = regions_.begin();
+    swept_ = next->first;
+    DropGone(swept_);
+  }
   ByName& regions = regions_[owner];
-  if (regions.contains(region.name)) {
+  if (const auto known = regions.find(region.name); known != regions.end()) {
+    // The client that made it was killed, and started again.
+    if (region.object.has_value() && region == known->second) return absl::OkStatus();
     return wire::WithField(absl::AlreadyExistsError(absl::StrCat(
                                "name: a region \"", obs::LogText(region.name, kMaxNameBytes),
                                "\" is registered already")),
@@ -32,10 +40,15 @@ absl::Status Regions::Register(const std::string& owner, Region region) {
 void Regions::DropGone(const std::string& owner) {
   const auto regions = regions_.find(owner);
   if (regions == regions_.end()) return;
-  std::erase_if(regions->second, [&](const auto& entry) {
+  const size_t dropped = std::erase_if(regions->second, [&](const auto& entry) {
     const Region& region = entry.second;
     return region.object.has_value() && memory_->Identify(region.key) != region.object;
   });
+  if (dropped > 0) {
+    obs::LogLimited(obs::LogLevel::kInfo,
+                    "regions of shared memory dropped: their objects were removed",
+                    {{"client", obs::LogText(owner)}, {"regions", dropped}});
+  }
   if (regions->second.empty()) regions_.erase(regions);
 }
 
@@ -59,6 +72,13 @@ absl::StatusOr<std::vector<Region>> Regions::List(const std::string& owner,
   }
   if (!name.empty() && out.empty()) return NoRegion(name);
   return out;
+}
+
+size_t Regions::size() const {
+  MutexLock lock(&mu_);
+  size_t sum = 0;
+  for (const auto& [owner, regions] : regions_) sum += regions.size();
+  return sum;
 }
 
 absl::Status Regions::NoRegion(absl::string_view name) {

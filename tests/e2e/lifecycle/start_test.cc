@@ -127,6 +127,12 @@ TEST_F(StartTest, LimitsOfThreadsEndItWithOneLine) {
                                        "--address=127.0.0.1:0 --device=cpu",
                                        BinaryPath("awqd"), repository_.path()}),
                 1, "threads, only ");
+  // They have their stacks, and OpenBLAS would wait for its buffers.
+  ExpectRefusal(RunProgram("/bin/sh", {"-c",
+                                       "ulimit -v 500000; exec \"$0\" --model_repository=\"$1\" "
+                                       "--address=127.0.0.1:0 --device=cpu",
+                                       BinaryPath("awqd"), DemoRepository()}),
+                1, "(ulimit -v)");
 }
 
 TEST_F(StartTest, LimitsOfFilesEndItWithOneLine) {
@@ -139,6 +145,25 @@ TEST_F(StartTest, LimitsOfFilesEndItWithOneLine) {
                                          "--address=127.0.0.1:0 --device=cpu",
                                          BinaryPath("awqd"), repository_.path(), limit}),
                   1, "Too many open files; raise the limit of open files");
+  }
+}
+
+// Libraries take more stack for granted than threads would have.
+TEST_F(StartTest, ServesWithLittleStack) {
+#if defined(AWQD_ADDRESS_SANITIZER) || defined(AWQD_THREAD_SANITIZER)
+  GTEST_SKIP() << "sanitizers need more stack to start";
+#endif
+  for (const char* limit : {"32", "64"}) {
+    const ExitReport report = RunProgram(
+        "/bin/sh",
+        {"-c",
+         "port=$(mktemp); (ulimit -s $3; exec \"$0\" --model_repository=\"$2\" --device=cpu "
+         "--address=127.0.0.1:0 --port_file=$port) & pid=$!; "
+         "until [ -s $port ]; do kill -0 $pid || exit 9; sleep 0.02; done; "
+         "\"$1\" --address=127.0.0.1:$(cat $port) healthcheck --wait 20 && kill $pid && wait $pid; "
+         "status=$?; rm $port; exit $status",
+         BinaryPath("awqd"), BinaryPath("awqctl"), DemoRepository(), limit});
+    EXPECT_EQ(report.code, 0) << limit << " KiB: " << report.log;
   }
 }
 

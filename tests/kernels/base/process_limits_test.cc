@@ -147,6 +147,13 @@ TEST_F(ProcessLimits, WhatCannotBeReadRefusesNothing) {
   EXPECT_EQ(ReadAvailableMemoryBytes(root_), std::numeric_limits<int64_t>::max());
 }
 
+TEST(TryThreads, AsksForBuffersBesideThem) {
+  EXPECT_TRUE(TryThreads(1, 1 << 20).ok());
+  const absl::Status status = TryThreads(1, int64_t{1} << 60);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("(ulimit -v)"));
+}
+
 TEST(TryThreads, SaysWhichLimitsForbidThem) {
   EXPECT_TRUE(TryThreads(50).ok());
 #if defined(AWQD_ADDRESS_SANITIZER) || defined(AWQD_THREAD_SANITIZER)

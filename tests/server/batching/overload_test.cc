@@ -241,6 +241,20 @@ TEST_F(AdmissionByTime, ABatchEndsBeforeTheFirstDeadlineInIt) {
   EXPECT_EQ(queue_.Pop(now_, false).tasks.size(), 2);
 }
 
+// The results must be sent before the deadline, too.
+TEST_F(AdmissionByTime, SendingCountsIntoTheTimeThatATaskTakes) {
+  Learn(absl::Milliseconds(4));
+  const auto push = [&](absl::Duration to_send) {
+    std::unique_ptr<Task> task =
+        std::make_unique<Request>(&weight_, 0, now_ + absl::Milliseconds(20));
+    task->to_send = to_send;
+    return queue_.Push(&task, now_, absl::Milliseconds(5)).status();
+  };
+  EXPECT_TRUE(push(absl::Milliseconds(1)).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(push(absl::Milliseconds(12))));
+  EXPECT_LE(queue_.NextExpiry(), now_ + absl::Milliseconds(15));
+}
+
 TEST_F(AdmissionByTime, ABatchTakesNoLongerThanItsLimit) {
   Learn(absl::Milliseconds(4));
   for (int i = 0; i < 30; ++i) ASSERT_TRUE(Push(absl::InfiniteDuration()).ok());

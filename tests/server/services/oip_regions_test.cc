@@ -1,4 +1,7 @@
 // Regions of shared memory of the inference protocol: the table, and requests that name them.
+#include <signal.h>
+#include <sys/wait.h>
+
 #include "server/services/oip/regions.h"
 #include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/shared_object.h"
@@ -84,6 +87,55 @@ TEST(RegionsTest, ThoseWhoseObjectIsGoneAreDropped) {
   const SharedObject next(alive.name(), "n");
   EXPECT_TRUE(regions.Register("", region("s", next.name())).ok());
   EXPECT_EQ(regions.List("", "")->size(), 1u);
+}
+
+// The kernel does not remove what a killed process leaves in /dev/shm.
+TEST(RegionsTest, AKilledClientIsFollowedByTheNext) {
+  const std::string prefix = "awqd-killed-" + std::to_string(getpid()) + "-";
+  const auto memory = *SharedMemory::Create({.prefixes = {prefix}});
+  Regions regions(memory.get());
+  const std::string key = prefix + "x";
+  const pid_t client = fork();
+  if (client == 0) {
+    shm_open(("/" + key).c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+    while (true) pause();
+  }
+  ASSERT_TRUE(Eventually([&] { return memory->Identify(key).has_value(); }));
+  const auto region = [&](int64_t size) {
+    return Region{"r", key, 0, size, memory->Identify(key)};
+  };
+  ASSERT_TRUE(regions.Register("ann", region(8)).ok());
+  kill(client, SIGKILL);
+  ASSERT_EQ(waitpid(client, nullptr, 0), client);
+  EXPECT_EQ(regions.size(), 1u);
+  EXPECT_TRUE(regions.Register("ann", region(8)).ok()) << "as the killed client did";
+  EXPECT_EQ(regions.Register("ann", region(9)).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(regions.size(), 1u);
+  // The next client cleans up first, with another name of its own.
+  shm_unlink(("/" + key).c_str());
+  const SharedObject next(prefix + "y", "y");
+  EXPECT_TRUE(
+      regions.Register("ann", {"r", next.name(), 0, 1, memory->Identify(next.name())}).ok());
+  EXPECT_EQ(regions.size(), 1u);
+}
+
+// An owner whose clients all died never comes back.
+TEST(RegionsTest, OthersDropWhatAnOwnerLeaves) {
+  const std::string prefix = "awqd-left-" + std::to_string(getpid()) + "-";
+  const auto memory = *SharedMemory::Create({.prefixes = {prefix}});
+  Regions regions(memory.get());
+  SharedObject dead(prefix + "dead", "d");
+  const SharedObject alive(prefix + "alive", "a");
+  for (const char* owner : {"ann", "zoe"}) {
+    ASSERT_TRUE(
+        regions.Register(owner, {"r", dead.name(), 0, 1, memory->Identify(dead.name())}).ok());
+  }
+  dead.Unlink();
+  for (const char* name : {"a", "b", "c"}) {
+    ASSERT_TRUE(
+        regions.Register("bob", {name, alive.name(), 0, 1, memory->Identify(alive.name())}).ok());
+  }
+  EXPECT_EQ(regions.size(), 3u);
 }
 
 class OipSharedMemoryTest : public OipTest {

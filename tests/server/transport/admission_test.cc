@@ -95,6 +95,42 @@ TEST_P(AdmissionTest, ABusyServerRejectsCallsUnreadByTheirDeadline) {
   EXPECT_TRUE(CallAlways().ok());
 }
 
+// Receiving and sending may take longer than a deadline leaves, whatever the devices do.
+TEST_P(AdmissionTest, CallsWhoseAnswersWouldLeaveTooLateAreRejectedUnread) {
+  std::atomic<int> handled{0};
+  unary_ = [&](UnaryCall* call) {
+    ++handled;
+    call->Answer(EmptyMessage());
+  };
+  Start();
+  admission_.RejectWhileBusy(kUnary);
+  const auto call = [this](int limit_ms) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(limit_ms));
+    v1::QuantizedMatmulResponse response;
+    return stub_->QuantizedMatmul(&context, {}, &response);
+  };
+  EXPECT_TRUE(call(10'000).ok()) << "nothing is known";
+  // An answer is on its way, and such take a minute.
+  TransitStage& sending = admission_.transit()->sending;
+  const auto now = std::chrono::steady_clock::now();
+  for (int i = 0; i < 100; ++i) {
+    sending.Enter();
+    sending.Leave(now - std::chrono::minutes(1), now, true);
+  }
+  sending.Enter();
+  for (int i = 0; i < 15; ++i) {
+    const grpc::Status status = call(10'000);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("send an answer"));
+  }
+  EXPECT_EQ(handled, 1) << "none was read";
+  EXPECT_TRUE(call(10'000).ok()) << "one in 16 is let in";
+  EXPECT_TRUE(call(10'000).ok()) << "it was a sign of better times";
+  EXPECT_TRUE(Call().ok()) << "without a deadline";
+  EXPECT_TRUE(CallAlways().ok());
+}
+
 TEST_P(AdmissionTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
   unary_ = [](UnaryCall* call) { call->Finish({grpc::StatusCode::DO_NOT_USE, ""}); };
   Start();
