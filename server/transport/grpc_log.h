@@ -1,5 +1,5 @@
-// gRPC's log becomes ours. Some events of clients are told there alone: they are counted, and logged
-// at a limited rate.
+// gRPC's log becomes ours. Some events of clients are told there alone: they are counted, and
+// logged at a limited rate.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,11 @@
-// TransitTimes: how long requests take to come and answers to leave, followed while the server runs.
-// Admission by time counts it into what a call is expected to take.
+// TransitTimes: how long requests take to come and answers to leave, followed while the server
+// runs. Admission by time counts it into what a call is expected to take.
 //
-// Attacker: a client that sends or reads slowly on purpose. Its calls take long, and others would be
-// refused for that. So a time falls at once and rises slowly: it rises where all calls take long.
-// Shown by transit_times_test.
+// It does not see what waits in a socket before gRPC reads it.
+//
+// Attacker: a client that sends or reads slowly on purpose. Its calls take long, and others would
+// be refused for that. So a time falls at once and rises slowly: it rises where all calls take
+// long. Shown by transit_times_test.
 #pragma once
 
 #include <atomic>
@@ -22,8 +24,9 @@ class TransitStage {
   void Enter() { calls_.fetch_add(1, std::memory_order_relaxed); }
   // A call that entered at `since` leaves. Not `whole`: it would have taken longer.
   void Leave(Clock::time_point since, Clock::time_point now, bool whole);
-  // How long a call takes that enters now: as long as the latest ones took, and longer in proportion
-  // when more calls are in the stage than were then, because a backlog shows in their number first.
+  // How long a call takes that enters now: as long as the latest ones took, and longer in
+  // proportion when more calls are in the stage than were then, because a backlog shows in their
+  // number first.
   // Zero when none has left within the last second: then the server tries.
   absl::Duration Expect(Clock::time_point now) const;
 
