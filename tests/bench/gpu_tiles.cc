@@ -7,7 +7,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/backends.h"
 #include "kernels/cuda/sm90a/rows.h"
+#include "kernels/steps.h"
 #include "tests/bench/cases.h"
 
 namespace awqd::bench {
@@ -87,7 +89,18 @@ class Tiles {
 
  private:
   Result Time(Case spec, const PersistentTile& tile, const Copies& copies) {
-    spec.product = [this, tile](const MatmulArgs& args, StreamView stream) {
+    const int64_t sums =
+        row_.workspace_bytes(copies.weights[0]->shape, machine_.device().info(), 0);
+    spec.product = [this, tile, sums](MatmulArgs args, StreamView stream) {
+      if (x_ == DType::kInt8) {  // always has a prologue
+        PrologueResult x;
+        const PrologueArgs prologue = {
+            .x = args.x, .form = row_.input_form, .out = static_cast<char*>(args.workspace) + sums};
+        const absl::Status status =
+            CudaSteps().run_prologue(prologue, &x, machine_.device(), stream);
+        if (!status.ok()) return status;
+        args.x = x.x, args.x_stride = x.stride;
+      }
       return cuda::RunTile(args, tile, fixed_order_, stream);
     };
     return TimeProduct(spec, copies, machine_);

@@ -245,7 +245,8 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.counters = stream.counters;
   p.token_tiles = static_cast<int>(CeilDiv(args.x.rows, int64_t{tile.tokens}));
   p.m = args.x.rows;
-  p.outer = args.weight->outer();
+  // Exact integers have no factor, though bare records come with one of 1.
+  p.outer = args.y.dtype == DType::kInt32 ? nullptr : args.weight->outer();
   p.table = args.weight->table();
   if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
   const Target go = {p, tile, device, stream};
