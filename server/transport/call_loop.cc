@@ -108,10 +108,11 @@ LongestEvents::Times LongestEvents::Longest() const {
 
 CallLoop::CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads,
                    std::function<bool()> run_queued,
-                   std::function<grpc::Status(const absl::Status&)> to_grpc)
+                   std::function<grpc::Status(const absl::Status&)> to_grpc, bool gathers)
     : admission_(admission),
       thread_count_(threads),
       run_queued_(std::move(run_queued)),
+      gathers_(gathers),
       to_grpc_(std::move(to_grpc)),
       queue_(builder->AddCompletionQueue()) {
   builder->RegisterService(&service_);
@@ -193,7 +194,7 @@ bool CallLoop::PollEvent(bool* found, ThreadState* state) {
 bool CallLoop::RunRound(void* tag, bool ok, ThreadState* state) {
   Handle(tag, ok, state);
   while (submitted) {
-    bool found = true;
+    bool found = gathers_;
     for (int i = 0; found && i < kEventsInARow; ++i) {
       if (!PollEvent(&found, state)) return false;
     }

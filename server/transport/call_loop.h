@@ -123,9 +123,10 @@ class CallLoop {
   // `admission`, a call of an unknown method too, which is then UNIMPLEMENTED. `run_queued` does
   // what Engine::RunQueued does. It is null where that runs nothing, so that no thread waits in
   // vain for more requests. `to_grpc` turns an error into the status that the client gets.
+  // `gathers`: as in Options.
   CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads,
            std::function<bool()> run_queued,
-           std::function<grpc::Status(const absl::Status&)> to_grpc);
+           std::function<grpc::Status(const absl::Status&)> to_grpc, bool gathers = true);
   // Stops.
   ~CallLoop();
 
@@ -194,6 +195,7 @@ class CallLoop {
   grpc::AsyncGenericService unknown_;
   const int thread_count_;
   const std::function<bool()> run_queued_;
+  const bool gathers_;
   const std::function<grpc::Status(const absl::Status&)> to_grpc_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::deque<Method> methods_;

@@ -162,7 +162,7 @@ GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
   loop_ = std::make_unique<CallLoop>(builder_.get(), &admission_, options.threads,
-                                     std::move(run_queued), std::move(to_grpc));
+                                     std::move(run_queued), std::move(to_grpc), options.gathers);
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }

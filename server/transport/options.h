@@ -35,6 +35,9 @@ struct Options {
   security::Options security;
   ClientQuota client;
   int threads = 1;  // of the call loop
+  // Whether a thread takes the calls that are there before it runs what is queued: some 15 us, in
+  // which a batch gathers.
+  bool gathers = true;
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;
   int max_metadata_bytes = 8192;  // of the headers of a call
