@@ -38,9 +38,9 @@ void AnswerUnknown(ServerCall* call) {
                              "\", expected one that this server has")});
 }
 
-// Whether this thread is a loop's that runs what is queued, and whether something was submitted on
-// it since the last run_queued.
-thread_local bool on_loop = false;
+// The loop whose thread this is, if it runs what is queued; and whether something was submitted on
+// the thread since the last run_queued.
+thread_local const CallLoop* loop_of_thread = nullptr;
 thread_local bool submitted = false;
 
 int64_t ReadClock(clockid_t clock) {
@@ -133,8 +133,12 @@ void CallLoop::AddMethod(absl::string_view method, security::Need need, int slot
 }
 
 bool CallLoop::WillRunQueued() {
-  if (on_loop) submitted = true;
-  return on_loop;
+  const CallLoop* const loop = loop_of_thread;
+  if (loop == nullptr) return false;
+  // What comes with others gathers in the queue while workers are busy or wake.
+  if (!loop->gathers_ && loop->admission_->drain()->in_flight() > 1) return false;
+  submitted = true;
+  return true;
 }
 
 void CallLoop::Start() {
@@ -207,7 +211,7 @@ bool CallLoop::RunRound(void* tag, bool ok, ThreadState* state) {
 }
 
 void CallLoop::Run(ThreadState* state) {
-  on_loop = run_queued_ != nullptr;
+  if (run_queued_ != nullptr) loop_of_thread = this;
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok) && RunRound(tag, ok, state)) {
@@ -231,7 +235,7 @@ bool CallLoop::AllBusy() {
 }
 
 void CallLoop::RunSpareThread() {
-  on_loop = run_queued_ != nullptr;
+  if (run_queued_ != nullptr) loop_of_thread = this;
   ThreadState own(&longest_events_);  // nobody watches the spare thread
   AllBusy();
   while (spare_pause_.WaitFor(absl::FromChrono(kSparePeriod))) {

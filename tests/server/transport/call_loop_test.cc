@@ -262,6 +262,28 @@ TEST_P(CallLoopTest, WhatHandlersSubmitIsRunUntilNothingIsLeft) {
   Stop();
 }
 
+TEST_P(CallLoopTest, WithoutGatheringOnlyALoneCallIsRun) {
+  std::atomic<UnaryCall*> first{nullptr};
+  std::atomic<int> runs{0};
+  unary_ = [&](UnaryCall* call) {
+    if (first.load() == nullptr) {
+      EXPECT_TRUE(CallLoop::WillRunQueued());
+      first = call;
+      return;
+    }
+    EXPECT_FALSE(CallLoop::WillRunQueued()) << "another call is in flight";
+    call->Answer(EmptyMessage());
+  };
+  Start([&] { return ++runs < 0; }, 2, /*gathers=*/false);
+  std::thread caller([&] { EXPECT_TRUE(Call().ok()); });
+  ASSERT_TRUE(Eventually([&] { return runs == 1; }));
+  EXPECT_TRUE(Call().ok());
+  EXPECT_EQ(runs, 1);
+  first.load()->Answer(EmptyMessage());
+  caller.join();
+  Stop();
+}
+
 TEST_P(CallLoopTest, StopWaitsForCallsInProgress) {
   Recorder recorder;
   std::atomic<UnaryCall*> taken{nullptr};

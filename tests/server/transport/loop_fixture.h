@@ -65,12 +65,12 @@ class LoopTest : public testing::TestWithParam<int> {
 
   // Serves with `run_queued` and the handlers that the test has set.
   void Start(
-      std::function<bool()> run_queued = [] { return false; }, int slots = 2) {
+      std::function<bool()> run_queued = [] { return false; }, int slots = 2, bool gathers = true) {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     loop_ = std::make_unique<CallLoop>(&builder, &admission_, GetParam(), std::move(run_queued),
-                                       wire::ToGrpc);
+                                       wire::ToGrpc, gathers);
     loop_->Serve<UnaryCall>(kUnary, security::Need::kInfer, slots,
                             [this](UnaryCall* call) { unary_(call); });
     loop_->Serve<StreamCall>(kStream, security::Need::kInfer, slots,
