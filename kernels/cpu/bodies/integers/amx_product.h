@@ -49,19 +49,11 @@ void TakeZerosOff(const QuadPiece& piece) {
   });
 }
 
-// How a sum of q gets rid of zeros.
-enum class ZerosOfSums : uint8_t {
-  kNone,      // it has none
-  kIntegers,  // in integers
-  kBefore,    // in floats, before it is scaled
-  kAfter,     // in floats, after
-};
-
 // `exact_floats`: floats hold the sums and what is taken off.
 inline ZerosOfSums ZerosOf(const K16Weight& w, bool exact_floats) {
   if (TakesZerosOff(w)) return ZerosOfSums::kNone;
   if (HasIntegerZeros(w)) return exact_floats ? ZerosOfSums::kBefore : ZerosOfSums::kIntegers;
-  return w.zero_after ? ZerosOfSums::kAfter : ZerosOfSums::kBefore;
+  return RealZeros(w);
 }
 
 // Sums of a span of at most 2 * kAmxTokens tokens of INT8, or kAmxTokens of INT16.

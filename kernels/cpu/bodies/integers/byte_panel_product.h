@@ -186,7 +186,8 @@ AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_f
     const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell);
     sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
   }
-  AddPanelSpan(w, scratch, {_mm512_cvtepi32_ps(sum)}, static_cast<float>(x_sum), cell, y);
+  AddPanelSpan(RealZeros(w), scratch, {_mm512_cvtepi32_ps(sum)}, static_cast<float>(x_sum), cell,
+               y);
 }
 
 // sums += q times codes of so many quads.

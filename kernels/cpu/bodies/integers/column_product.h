@@ -117,6 +117,7 @@ __attribute__((noinline)) void MultiplyTile(const K16Weight& w, const IntegerTas
   Columns8::F acc[kTokens];
   Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = Columns8::Set(0); });
   Lanes32 sums[kTokens][8];
+  const ZerosOfSums zeros = RealZeros(w);
   const auto add_span = [&](int64_t group, int64_t span) AWQD_ALWAYS_INLINE {
     const Columns8::F scale = Columns8::Load(factors.scales + group * 8);
     const Columns8::F offset = Columns8::Load(factors.offsets + group * 8);
@@ -134,7 +135,7 @@ __attribute__((noinline)) void MultiplyTile(const K16Weight& w, const IntegerTas
         value = Columns8::Mul(value, Columns8::Set(task.steps[at]));
         x_sum *= task.steps[at];
       }
-      acc[t] = AddSpan<Columns8>(w, value, x_sum, scale, offset, acc[t]);
+      acc[t] = AddSpan<Columns8>(zeros, value, x_sum, scale, offset, acc[t]);
     });
   };
   for (int64_t group = 0, block = 0; group < w.groups; ++group) {
