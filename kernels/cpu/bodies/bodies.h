@@ -176,6 +176,11 @@ struct Bodies {
   void (*to_float)(const void* in, Element type, int64_t count, float* out);
   // out[i] = round(in[i] + bias[i]); bias may be null.
   void (*from_float)(const float* in, const float* bias, int64_t count, Element type, void* out);
+  // The bits of the largest magnitude, which order magnitudes as integers do. This and to_int8 read
+  // whole vectors of 16.
+  int32_t (*largest_bits)(const float* in, int64_t count);
+  // out[i] = in[i] / scale between `least` and 127, rounded to nearest even.
+  void (*to_int8)(const float* in, int64_t count, float scale, float least, int8_t* out);
   // Least and greatest finite element; of none, +infinity and -infinity.
   void (*kv4_ranges)(const Kv4Rows&, const void* x, float* min, float* max);
   void (*kv4_codes)(const Kv4Rows&, const void* x, const float* inverse, const float* zero,
