@@ -86,9 +86,8 @@ const IntegerProduct kEmulatedAmxInt16 = {.prologue = MakeInt16Planes,
                                           .token_bytes = kInt16BlockBytes};
 const IntegerProduct kEmulatedAmxInt8 = {
     .prologue = OrderInt8,
-    .product = AmxInt8Product<EmulatedAmxRegisters,
-                              AmxMinTokens{
-                                  .tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
-    .token_bytes = kBlockRows};
+    .product = AmxInt8Product<EmulatedAmxRegisters, AmxMinTokens{}>,
+    .token_bytes = kBlockRows,
+    .group_rows = kAmxRows};
 
 }  // namespace awqd::cpu

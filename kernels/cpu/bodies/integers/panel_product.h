@@ -95,10 +95,9 @@ inline ZerosOfSums RealZeros(const K16Weight& w) {
   return w.zero_after ? ZerosOfSums::kAfter : ZerosOfSums::kBefore;
 }
 
-// act(Constant<RealZeros(w)>): loops over sums are compiled for each kind, without a branch for each sum.
+// act(Constant<zeros>): loops over sums are compiled for each kind, without a branch for each sum.
 template <typename Act>
-AWQD_ALWAYS_INLINE inline void WithRealZeros(const K16Weight& w, Act act) {
-  const ZerosOfSums zeros = RealZeros(w);
+AWQD_ALWAYS_INLINE inline void WithZeros(ZerosOfSums zeros, Act act) {
   if (zeros == ZerosOfSums::kNone) return act(Constant<ZerosOfSums::kNone>());
   if (zeros == ZerosOfSums::kBefore) return act(Constant<ZerosOfSums::kBefore>());
   act(Constant<ZerosOfSums::kAfter>());
@@ -106,39 +105,41 @@ AWQD_ALWAYS_INLINE inline void WithRealZeros(const K16Weight& w, Act act) {
 
 // sum + what a span adds. V: Vec, or what has 8 columns (byte_dot.h). `x_sum`: of its x.
 template <typename V>
-AWQD_ALWAYS_INLINE inline typename V::F AddSpan(ZerosOfSums zeros, typename V::F value, float x_sum,
-                                                typename V::F scale, typename V::F offset,
-                                                typename V::F sum) {
-  if (zeros == ZerosOfSums::kBefore) value = V::Fma(offset, V::Set(x_sum), value);
+AWQD_ALWAYS_INLINE inline typename V::F AddSpan(ZerosOfSums zeros, typename V::F value,
+                                                typename V::F x_sum, typename V::F scale,
+                                                typename V::F offset, typename V::F sum) {
+  if (zeros == ZerosOfSums::kBefore) value = V::Fma(offset, x_sum, value);
   sum = V::Fma(value, scale, sum);
-  return zeros == ZerosOfSums::kAfter ? V::Fma(offset, V::Set(x_sum), sum) : sum;
+  return zeros == ZerosOfSums::kAfter ? V::Fma(offset, x_sum, sum) : sum;
 }
 
 // The same for 16 columns of a panel, whose factors are at `cell`.
 AWQD_ALWAYS_INLINE inline void AddPanelSpan(ZerosOfSums zeros, const PanelScratch& scratch,
                                             Vec::F value, float x_sum, int64_t cell, float* sums) {
-  Vec::Store(sums, AddSpan<Vec>(zeros, value, x_sum, Vec::Load(scratch.scales + cell),
+  Vec::Store(sums, AddSpan<Vec>(zeros, value, Vec::Set(x_sum), Vec::Load(scratch.scales + cell),
                                 Vec::Load(scratch.offsets + cell), Vec::Load(sums)));
+}
+
+// y = values + bias of 8 columns of a token.
+inline void StoreToken(const K16Weight& w, const IntegerTask& task, int64_t tile, int64_t m,
+                       const float* values) {
+  const int64_t columns = w.n - tile * 8, index = m * task.y_stride + tile * 8;
+  const float* const bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
+  if (columns >= 8) return Store8Plus(task.y, task.y_type, index, values, bias);
+  for (int64_t c = 0; c < columns; ++c) {
+    Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
+  }
 }
 
 // y = sums * outer * x_scale + bias of one tile. `sums`: [rows][8], `stride` floats apart.
 void StoreTile(const K16Weight& w, const IntegerTask& task, int64_t tile, const float* sums,
                int64_t stride) {
-  const int64_t columns = w.n - tile * 8;
-  const float* bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
   float outer[8], values[8];
   LoadOuter(w, tile, outer);
   for (int64_t m = 0; m < task.rows; ++m, sums += stride) {
     const float scale = task.x_scale == nullptr ? 1 : task.x_scale[m];
     for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * scale;
-    const int64_t index = m * task.y_stride + tile * 8;
-    if (columns >= 8) {
-      Store8Plus(task.y, task.y_type, index, values, bias);
-      continue;
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-      Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
-    }
+    StoreToken(w, task, tile, m, values);
   }
 }
 
@@ -212,7 +213,7 @@ __attribute__((noinline)) void MultiplySpans(const PanelPiece& piece, int64_t m)
     const int64_t left = piece.end - run, runs = left < piece.span ? left : piece.span;
     IntSums integers[kTokens][IntVec::kVectors];
     MultiplyRuns<kTokens>(piece, m, run, runs, integers);
-    WithRealZeros(w, [&](auto zeros) AWQD_ALWAYS_INLINE {
+    WithZeros(RealZeros(w), [&](auto zeros) AWQD_ALWAYS_INLINE {
       Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
         const float step = kSteps ? task.steps[span + t * spans] : 1;
         auto x_sum = static_cast<float>(task.sums[span + t * spans]);
