@@ -156,13 +156,13 @@ struct IntegerProduct {
   int64_t group_rows = kBlockRows;  // a group is a multiple of them, or all of K
 };
 
-// The products of an instruction set. The first three take codes of 4 and 8 bits.
+// The products of an instruction set. All but the last two take codes of 4 and 8 bits.
 struct IntegerProducts {
   IntegerProduct int16_columns;  // few tokens of FP16 or BF16, codes as they are stored
-  IntegerProduct int16_lanes;    // more, or null
+  IntegerProduct int16_lanes;    // more of them, side by side
   IntegerProduct int16_panels;   // many, from packed panels
   IntegerProduct int8_bytes;     // INT8 tokens as bytes
-  IntegerProduct int8_lanes;     // the same, of more tokens or other groups
+  IntegerProduct int8_lanes;     // the same, of more tokens, side by side, or other groups
   IntegerProduct int8_panels;    // INT8 tokens as 16-bit integers, from packed panels: any weight
   // y = q @ (code - zero), in INT32: x_scale and bias are not read. Prologue, token_bytes and
   // scratch are those of int8_panels.

@@ -1,7 +1,9 @@
-// Products of many tokens by AMX, from panels of bytes (byte_panel_product.h): 16 quads of 16
-// columns are what a register holds, and so are 64 bytes of 16 tokens, as they are. An instruction
-// adds up 16384 products, where AVX-512 VNNI's adds 64. Sums are the same integers, and what they
-// add to y is computed by the same operations, so bits are those of column_product.h.
+// Products of many tokens by AMX, from panels of bytes. A lane has a quad, four codes of one of 32
+// columns: 16 quads of 16 columns are what a register holds, and so are 64 bytes of 16 tokens, as
+// they are. Where groups are whole blocks and codes have 4 bits, the rows of a quad are 32 apart,
+// as they are stored, otherwise neighbours. An instruction adds up 16384 products, where AVX-512
+// VNNI's adds 64. Sums are the same integers, and what they add to y is computed by the same
+// operations, so bits are those of column_product.h.
 //
 //   registers   0 1 2 3   sums: of x 0 and both halves of the panel's columns, then of x 1
 //               4 5       x 0 and 1: 16 tokens of INT8 each, or both planes of 16 tokens of INT16

@@ -43,6 +43,8 @@ struct QuadPiece {
     const K16Weight& w = tiles.w;
     const int64_t first = begin / RunsOfGroup(w), last = (end - 1) / RunsOfGroup(w);
     for (int64_t group = first, cell = 0; group <= last; ++group, cell += kPanelColumns) {
+      for (int t = 0; t < kPanelTiles; ++t)
+        PrefetchCells(w, tiles.Tile(t) + kPanelTiles - 1, group);
       LoadFactors(tiles, group, cell, scratch);
       for (int t = 0; HasIntegerZeros(w) && t < kPanelTiles; ++t) {
         float values[8];
