@@ -8,7 +8,7 @@
 //
 // The second has x as INT16 by blocks of 128 rows (bodies/integers/int16_block.h) and W as codes
 // less their zeros in packed panels, whose scales multiply the sums of blocks in FP32
-// (bodies/integers/panel_product.h; some tokens with AVX-512 VNNI: byte_panel_product.h; AMX:
+// (bodies/integers/panel_product.h; some tokens with AVX-512 VNNI: lane_product.h; AMX:
 // amx_product.h). Its bits are those of the first. Limits:
 // codes of 4 or 8 bits, groups of whole blocks, floating scales; AVX2. It leaves FP32 activations
 // and tokens that INT16 holds badly to the first.

@@ -2,10 +2,11 @@
 // cpu/qmatmul_a8_scaled: the product of quantised activations, y = a * (q @ W) + bias of INT8 q and
 // a scale a for each token.
 //
-// Weight layout: k16. Work split: some tiles of 8 columns a task, for up to 192 tokens, from packed
+// Weight layout: k16. Work split: some tiles of 8 columns a task, for up to 256 tokens, from packed
 // panels (bodies/integers/panel_product.h); with scales and codes of 4 or 8 bits also by
-// column_product.h and byte_panel_product.h, where they are faster. Limits: those of the layout;
-// what gives no integers, or might pass INT32, is refused when the weight's plan is made.
+// column_product.h, byte_panel_product.h and lane_product.h, where they are faster. Limits: those
+// of the layout; what gives no integers, or might pass INT32, is refused when the weight's plan is
+// made.
 //
 // With scales, sums of q * code are exact over each group, whatever its length. Scaled sums of
 // groups are added in FP32 in their order, then outer scale, a and bias follow.
@@ -41,8 +42,7 @@ Choice Panels(CpuIsa isa) {
           cpu::IntegerProduct::kNoLimit};
 }
 
-// The first that takes as many tokens is the fastest. Lanes take fewer than their least in groups
-// of less than a block only.
+// The first that takes as many tokens is the fastest.
 std::array<Choice, 3> Choices(const K16Weight& w, CpuIsa isa) {
   const cpu::IntegerProducts& integers = cpu::IntegersFor(isa);
   const auto bytes = [&](const cpu::IntegerProduct& product) -> Choice {
@@ -88,7 +88,7 @@ int64_t ScaledWorkspace(const WeightShape& shape, const DeviceInfo& device, int6
   int64_t bytes = 0;
   for (const Choice& choice : Choices(w, device.isa)) {
     bytes = std::max(bytes, choice.Bytes(w, device, std::min(m, choice.max_tokens)));
-    if (m <= choice.max_tokens && choice.product.min_tokens == 0) break;
+    if (m <= choice.max_tokens) break;
   }
   return bytes;
 }
@@ -98,7 +98,7 @@ absl::Status ScaledMatmul(const MatmulArgs& args, StreamView) {
   const K16Weight w = cpu::AccessK16(*args.weight);
   const std::array<Choice, 3> choices = Choices(w, isa);
   const Choice& choice = *std::find_if(choices.begin(), choices.end(), [&](const Choice& some) {
-    return some.product.min_tokens <= args.x.rows && args.x.rows <= some.max_tokens;
+    return args.x.rows <= some.max_tokens;
   });
   return Multiply(args, w, choice, choice.product.product);
 }

@@ -86,8 +86,10 @@ const IntegerProduct kEmulatedAmxInt16 = {.prologue = MakeInt16Planes,
                                           .token_bytes = kInt16BlockBytes};
 const IntegerProduct kEmulatedAmxInt8 = {
     .prologue = OrderInt8,
-    .product = AmxInt8Product<EmulatedAmxRegisters, AmxMinTokens{}>,
+    .product = AmxInt8Product<EmulatedAmxRegisters,
+                              AmxMinTokens{
+                                  .tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
     .token_bytes = kBlockRows,
-    .group_rows = kAmxRows};
+    .group_rows = kRunRows};
 
 }  // namespace awqd::cpu

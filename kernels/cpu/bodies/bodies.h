@@ -162,7 +162,7 @@ struct IntegerProducts {
   IntegerProduct int16_lanes;    // more of them, side by side
   IntegerProduct int16_panels;   // many, from packed panels
   IntegerProduct int8_bytes;     // INT8 tokens as bytes
-  IntegerProduct int8_lanes;     // the same, of more tokens, side by side, or other groups
+  IntegerProduct int8_lanes;     // the same, of more tokens, side by side
   IntegerProduct int8_panels;    // INT8 tokens as 16-bit integers, from packed panels: any weight
   // y = q @ (code - zero), in INT32: x_scale and bias are not read. Prologue, token_bytes and
   // scratch are those of int8_panels.

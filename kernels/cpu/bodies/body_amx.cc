@@ -67,10 +67,10 @@ const IntegerProduct kAmxInt16 = {.prologue = MakeInt16Planes,
                                   .token_bytes = kInt16BlockBytes,
                                   .min_tokens = 6,
                                   .min_tokens_8bit = 8};
-constexpr AmxMinTokens kMin = {.tokens = 7, .tokens_of_bytes = 24};
+constexpr AmxMinTokens kMin = {.tokens = 7, .tokens_of_short_groups = 16, .tokens_of_bytes = 24};
 const IntegerProduct kAmxInt8 = {.prologue = OrderInt8,
                                  .product = AmxInt8Product<AmxRegisters, kMin>,
                                  .token_bytes = kBlockRows,
-                                 .group_rows = kAmxRows};
+                                 .group_rows = kRunRows};
 
 }  // namespace awqd::cpu

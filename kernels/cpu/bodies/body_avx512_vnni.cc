@@ -1,6 +1,6 @@
 // The body for AVX-512 VNNI, which multiplies bytes and adds up sums in one instruction: products
 // of integers alone.
-#include "kernels/cpu/bodies/integers/byte_panel_product.h"
+#include "kernels/cpu/bodies/integers/lane_product.h"
 
 namespace awqd::cpu {
 
@@ -15,12 +15,16 @@ const IntegerProducts kAvx512VnniIntegers = {.int16_columns = kInt16Columns,
                                                              .max_tokens = 47,
                                                              .max_tokens_8bit = 47},
                                              .int16_panels = Int16Panels(48, 48),
-                                             .int8_bytes = Int8Columns(5, 14),
+                                             .int8_bytes = {.prologue = OrderInt8,
+                                                            .product = Int8ByteProduct,
+                                                            .token_bytes = kBlockRows,
+                                                            .max_tokens = 5,
+                                                            .max_tokens_8bit = 14,
+                                                            .group_rows = kRunRows},
                                              .int8_lanes = {.prologue = OrderInt8,
                                                             .product = LaneProduct<1>,
                                                             .interleave = InterleaveTokens,
                                                             .token_bytes = kBlockRows,
-                                                            .min_tokens = 4,
                                                             .group_rows = kRunRows},
                                              .int8_panels = kInt8Panels,
                                              .int32_product = Int32PanelProduct,

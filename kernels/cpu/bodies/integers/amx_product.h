@@ -1,9 +1,7 @@
-// Products of many tokens by AMX, from panels of bytes. A lane has a quad, four codes of one of 32
-// columns: 16 quads of 16 columns are what a register holds, and so are 64 bytes of 16 tokens, as
-// they are. Where groups are whole blocks and codes have 4 bits, the rows of a quad are 32 apart,
-// as they are stored, otherwise neighbours. An instruction adds up 16384 products, where AVX-512
-// VNNI's adds 64. Sums are the same integers, and what they add to y is computed by the same
-// operations, so bits are those of column_product.h.
+// Products of many tokens by AMX, from panels of bytes (byte_panel_product.h): 16 quads of 16
+// columns are what a register holds, and so are 64 bytes of 16 tokens, as they are. An instruction
+// adds up 16384 products, where AVX-512 VNNI's adds 64. Sums are the same integers, and what they
+// add to y is computed by the same operations, so bits are those of column_product.h.
 //
 //   registers   0 1 2 3   sums: of x 0 and both halves of the panel's columns, then of x 1
 //               4 5       x 0 and 1: 16 tokens of INT8 each, or both planes of 16 tokens of INT16
@@ -21,89 +19,6 @@
 
 namespace awqd::cpu {
 namespace {
-
-// --- Decoding ---
-
-inline __m512i LoadQuads(const uint32_t* words) {
-  return (__m512i)IntVec::LoadTransposed(words).r[0];
-}
-
-// The four bytes of each lane of four vectors, transposed.
-inline void TransposeBytes(const __m512i (&in)[4], __m512i (&out)[4]) {
-  const auto select = [](int mask, __m512i a, __m512i b) AWQD_ALWAYS_INLINE {
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a, b, 0xca);
-  };
-  constexpr int kEven = 0x00ff00ff, kLow = 0x0000ffff;
-  __m512i even[2], odd[2];
-  for (int i = 0; i < 2; ++i) {
-    even[i] = select(kEven, in[2 * i], _mm512_slli_epi32(in[2 * i + 1], 8));
-    odd[i] = select(kEven, _mm512_srli_epi32(in[2 * i], 8), in[2 * i + 1]);
-  }
-  out[0] = select(kLow, even[0], _mm512_slli_epi32(even[1], 16));
-  out[1] = select(kLow, odd[0], _mm512_slli_epi32(odd[1], 16));
-  out[2] = select(kLow, _mm512_srli_epi32(even[0], 16), even[1]);
-  out[3] = select(kLow, _mm512_srli_epi32(odd[0], 16), odd[1]);
-}
-
-// 32 quads of a block of 16 columns, from 16 words of 4-bit codes each, kPanelColumns apart. In the
-// order of codes, or rows follow each other.
-inline void StoreNibbles(const uint32_t* words, bool in_order, uint32_t* out) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  const auto store = [&](__m512i bytes, int low, int high) AWQD_ALWAYS_INLINE {
-    _mm512_storeu_si512(out + low * kPanelColumns, _mm512_and_si512(bytes, mask));
-    _mm512_storeu_si512(out + high * kPanelColumns,
-                        _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
-  };
-  if (!in_order) {
-    for (int i = 0; i < 16; ++i) {
-      store(LoadQuads(words + i * kPanelColumns), i, 16 + i);
-    }
-    return;
-  }
-  for (int i = 0; i < 4; ++i) {
-    __m512i rows[4], quads[4];
-    for (int r = 0; r < 4; ++r) {
-      rows[r] = LoadQuads(words + (4 * i + r) * kPanelColumns);
-    }
-    TransposeBytes(rows, quads);
-    // Byte b of a word has a row of run 2 b below one of run 2 b + 1.
-    for (int b = 0; b < 4; ++b) {
-      store(quads[b], 2 * b * kRunQuads + i, (2 * b + 1) * kRunQuads + i);
-    }
-  }
-}
-
-// Quads of runs [begin, end), whole blocks: [quads][kPanelColumns] lanes.
-template <int kBits>
-void DecodeQuads(const PanelTiles& p, int64_t begin, int64_t end, uint32_t* panel) {
-  alignas(64) uint32_t words[16 * kPanelColumns];
-  const bool in_order = !HasWholeBlocks(p.w);
-  for (int64_t block = begin / 8; block * 8 < end; ++block) {
-    for (int t = 0; t < kPanelTiles; ++t) PrefetchAhead(p.w, p.Tile(t), block);
-    uint32_t* const out = panel + (block * 8 - begin) * kRunQuads * kPanelColumns;
-    for (int half = 0; half < (kBits == 8 ? 2 : 1); ++half) {
-      for (int t = 0; t < kPanelTiles; ++t) {
-        LoadWords<kBits>(p.w, BlockOf(p.w, p.Tile(t), block), half, words + t * 8);
-      }
-      for (int v = 0; v < IntVec::kVectors; ++v) {
-        if constexpr (kBits == 8) {
-          const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-          for (int i = 0; i < 16; ++i) {
-            const __m512i lanes = LoadQuads(words + i * kPanelColumns + 16 * v);
-            _mm512_storeu_si512(out + (half * 16 + i) * kPanelColumns + 16 * v,
-                                _mm512_xor_si512(lanes, sign));
-          }
-        } else {
-          StoreNibbles(words + 16 * v, in_order, out + 16 * v);
-        }
-      }
-    }
-  }
-}
-
-inline const uint32_t* QuadsFrom(const QuadPiece& piece, int64_t run) {
-  return piece.scratch.panel + (run - piece.begin) * kRunQuads * kPanelColumns;
-}
 
 // --- Epilogue ---
 
@@ -274,7 +189,7 @@ void MultiplyInt8(const QuadPiece& piece, int64_t m, int64_t tokens, Tile& tile)
       tile.template Zero<kX>();
     }
     tile.template Multiply<kX>(x + at.begin * kRunRows, stride, kAmxTokens * stride,
-                               QuadsFrom(piece, at.begin), at.end - at.begin);
+                               piece.QuadsFrom(at.begin), at.end - at.begin);
     if (of.x_sums != nullptr) AddAmxSums<false>(piece, zeros, of);
     tile.template Store<kX>(at.ends ? sums : totals);
     of.x_sums = at.ends ? piece.task.sums + m * w.groups + at.group : nullptr;
@@ -306,7 +221,7 @@ void MultiplyInt16(const QuadPiece& piece, int64_t m, int64_t tokens, Tile& tile
   for (int64_t block = first; block < end; ++block) {
     tile.template Zero<2>();
     tile.template Multiply<2>(x + block * kInt16BlockBytes, stride, kBlockRows,
-                              QuadsFrom(piece, block * kBlockRuns), kBlockRuns);
+                              piece.QuadsFrom(block * kBlockRuns), kBlockRuns);
     if (block > first) add(block - 1);
     tile.template Store<2>(sums);
   }
@@ -343,21 +258,24 @@ void AmxInt16Product(const K16Weight& w, const IntegerTask& task) {
   MultiplyByAmx<Registers, 4, 2>(w, task);
 }
 
-// The tokens of INT8 from which on AMX is faster than columns, where groups are whole blocks: of 4
-// bits, and of 8 bits or one group, which columns multiply without decoding or without folding.
+// The tokens of INT8 from which on AMX is faster than AVX-512 VNNI: of 4 bits, the same in groups
+// of less than 128 rows, and of 8 bits or one group, which few tokens are multiplied by without
+// decoding or without folding (column_product.h).
 struct AmxMinTokens {
   int64_t tokens;
+  int64_t tokens_of_short_groups;
   int64_t tokens_of_bytes;
 
-  bool Reaches(const K16Weight& w, int64_t rows) const {
-    return !HasWholeBlocks(w) || rows >= (w.bits == 8 || w.groups == 1 ? tokens_of_bytes : tokens);
+  constexpr int64_t For(const K16Weight& w) const {
+    if (w.bits == 8 || w.groups == 1) return tokens_of_bytes;
+    return w.runs_per_group < kBlockRuns ? tokens_of_short_groups : tokens;
   }
 };
 
-// Groups of whole registers, kAmxRows.
 template <typename Registers, AmxMinTokens kMin>
 void AmxInt8Product(const K16Weight& w, const IntegerTask& task) {
-  if (!kMin.Reaches(w, task.rows)) return ColumnProduct<1>(w, task);
+  const bool whole = w.groups == 1 || w.runs_per_group % kAmxRuns == 0;
+  if (!whole || task.rows < kMin.For(w)) return Int8ByteProduct(w, task);
   if (w.bits == 8) return MultiplyByAmx<Registers, 8, 1>(w, task);
   MultiplyByAmx<Registers, 4, 1>(w, task);
 }

@@ -1,8 +1,8 @@
-// Products of many tokens of INT8 or INT16 from packed panels of bytes, with AVX-512 VNNI. A lane
-// has a quad, four neighbours of one of 16 tokens; all lanes are multiplied by a quad of a column's
-// codes. So codes stay in the order in which they are stored, and sums are not folded. Codes of 4
-// or 8 bits, groups of whole runs of 16 rows. Where groups are whole blocks the rows of a quad are
-// those of column_product.h, otherwise neighbours. Bits are those of column_product.h.
+// Products of few tokens of INT8 from packed panels of bytes, with AVX-512 VNNI: a lane has a quad,
+// four codes of one of 32 columns, and sums are not folded. Codes of 4 or 8 bits, groups of whole
+// runs of 16 rows. Where groups are whole blocks and codes have 4 bits, the rows of a quad are 32
+// apart, as they are stored. Otherwise they are neighbours: a panel of 4 bits then takes a
+// transpose. Bits are those of column_product.h.
 //
 // Everything has internal linkage.
 #pragma once
@@ -13,14 +13,88 @@ namespace awqd::cpu {
 namespace {
 
 constexpr int kRunQuads = 4;
-// A panel is to share the L1 cache with tokens (4096 x 4096, 16 tokens: 6 % faster than 32 runs).
-constexpr int64_t kLaneRuns = 16;
-constexpr int64_t kPieceBytes = kLaneRuns * kRunRows;  // of a column
 
 // Runs that are multiplied: where rows of a block are in the order of codes, all of the last block.
 inline int64_t QuadRuns(const K16Weight& w) { return HasWholeBlocks(w) ? w.blocks * 8 : w.runs; }
 inline int64_t RunsOfGroup(const K16Weight& w) {
   return w.groups == 1 ? QuadRuns(w) : w.runs_per_group;
+}
+
+inline __m512i LoadQuads(const uint32_t* words) {
+  return (__m512i)IntVec::LoadTransposed(words).r[0];
+}
+
+// The four bytes of each lane of four vectors, transposed.
+inline void TransposeBytes(const __m512i (&in)[4], __m512i (&out)[4]) {
+  const auto select = [](int mask, __m512i a, __m512i b) AWQD_ALWAYS_INLINE {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a, b, 0xca);
+  };
+  constexpr int kEven = 0x00ff00ff, kLow = 0x0000ffff;
+  __m512i even[2], odd[2];
+  for (int i = 0; i < 2; ++i) {
+    even[i] = select(kEven, in[2 * i], _mm512_slli_epi32(in[2 * i + 1], 8));
+    odd[i] = select(kEven, _mm512_srli_epi32(in[2 * i], 8), in[2 * i + 1]);
+  }
+  out[0] = select(kLow, even[0], _mm512_slli_epi32(even[1], 16));
+  out[1] = select(kLow, odd[0], _mm512_slli_epi32(odd[1], 16));
+  out[2] = select(kLow, _mm512_srli_epi32(even[0], 16), even[1]);
+  out[3] = select(kLow, _mm512_srli_epi32(odd[0], 16), odd[1]);
+}
+
+// 32 quads of a block of 16 columns, from 16 words of 4-bit codes each, kPanelColumns apart. In the
+// order of codes, or rows follow each other.
+inline void StoreNibbles(const uint32_t* words, bool in_order, uint32_t* out) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  const auto store = [&](__m512i bytes, int low, int high) AWQD_ALWAYS_INLINE {
+    _mm512_storeu_si512(out + low * kPanelColumns, _mm512_and_si512(bytes, mask));
+    _mm512_storeu_si512(out + high * kPanelColumns,
+                        _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
+  };
+  if (!in_order) {
+    for (int i = 0; i < 16; ++i) {
+      store(LoadQuads(words + i * kPanelColumns), i, 16 + i);
+    }
+    return;
+  }
+  for (int i = 0; i < 4; ++i) {
+    __m512i rows[4], quads[4];
+    for (int r = 0; r < 4; ++r) {
+      rows[r] = LoadQuads(words + (4 * i + r) * kPanelColumns);
+    }
+    TransposeBytes(rows, quads);
+    // Byte b of a word has a row of run 2 b below one of run 2 b + 1.
+    for (int b = 0; b < 4; ++b) {
+      store(quads[b], 2 * b * kRunQuads + i, (2 * b + 1) * kRunQuads + i);
+    }
+  }
+}
+
+// Quads of runs [begin, end), whole blocks: [quads][kPanelColumns] lanes.
+template <int kBits>
+void DecodeQuads(const PanelTiles& p, int64_t begin, int64_t end, uint32_t* panel) {
+  alignas(64) uint32_t words[16 * kPanelColumns];
+  const bool in_order = !HasWholeBlocks(p.w);
+  for (int64_t block = begin / 8; block * 8 < end; ++block) {
+    for (int t = 0; t < kPanelTiles; ++t) PrefetchAhead(p.w, p.Tile(t), block);
+    uint32_t* const out = panel + (block * 8 - begin) * kRunQuads * kPanelColumns;
+    for (int half = 0; half < (kBits == 8 ? 2 : 1); ++half) {
+      for (int t = 0; t < kPanelTiles; ++t) {
+        LoadWords<kBits>(p.w, BlockOf(p.w, p.Tile(t), block), half, words + t * 8);
+      }
+      for (int v = 0; v < IntVec::kVectors; ++v) {
+        if constexpr (kBits == 8) {
+          const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+          for (int i = 0; i < 16; ++i) {
+            const __m512i lanes = LoadQuads(words + i * kPanelColumns + 16 * v);
+            _mm512_storeu_si512(out + (half * 16 + i) * kPanelColumns + 16 * v,
+                                _mm512_xor_si512(lanes, sign));
+          }
+        } else {
+          StoreNibbles(words + 16 * v, in_order, out + 16 * v);
+        }
+      }
+    }
+  }
 }
 
 // Whether integer zeros can be taken off in FP32, in one instruction: sums of a group are below
@@ -56,6 +130,9 @@ struct QuadPiece {
       }
     }
   }
+  const uint32_t* QuadsFrom(int64_t run) const {
+    return scratch.panel + (run - begin) * kRunQuads * kPanelColumns;
+  }
   // [rows][kPanelColumns]: of groups that are longer than a piece.
   int32_t* Totals(int64_t m) const {
     return reinterpret_cast<int32_t*>(scratch.totals) + m * kPanelColumns;
@@ -88,6 +165,73 @@ AWQD_ALWAYS_INLINE inline void ForGroups(const QuadPiece& piece, Act act) {
   }
 }
 
+// y += what a group adds, of 16 columns of a token, whose factors are at `cell`.
+AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_floats, __m512i sum,
+                                            int32_t x_sum, int64_t cell, float* y) {
+  const K16Weight& w = piece.tiles.w;
+  const PanelScratch& scratch = piece.scratch;
+  if (exact_floats) {
+    const Vec::F value = Vec::Fma(Vec::Load(scratch.offsets + cell),
+                                  Vec::Set(static_cast<float>(x_sum)), {_mm512_cvtepi32_ps(sum)});
+    Vec::Store(y, Vec::Fma(value, Vec::Load(scratch.scales + cell), Vec::Load(y)));
+    return;
+  }
+  if (HasIntegerZeros(w)) {
+    const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell);
+    sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
+  }
+  AddPanelSpan(RealZeros(w), scratch, {_mm512_cvtepi32_ps(sum)}, static_cast<float>(x_sum), cell,
+               y);
+}
+
+// sums += q times codes of so many quads.
+template <int kTokens>
+AWQD_ALWAYS_INLINE inline void AddQuads(const int8_t* x, int64_t x_stride, const uint32_t* panel,
+                                        int64_t quads, __m512i (&sums)[kTokens][2]) {
+  for (int64_t i = 0; i < quads; ++i, panel += kPanelColumns, x += 4) {
+    const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 16);
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      int32_t quad;
+      std::memcpy(&quad, x + t * x_stride, sizeof(quad));
+      const __m512i all = _mm512_set1_epi32(quad);
+      sums[t][0] = _mm512_dpbusd_epi32(sums[t][0], low, all);
+      sums[t][1] = _mm512_dpbusd_epi32(sums[t][1], high, all);
+    });
+  }
+}
+
+template <int kTokens>
+__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, int64_t m) {
+  const K16Weight& w = piece.tiles.w;
+  const IntegerTask& task = piece.task;
+  const int64_t stride = w.blocks * kBlockRows;
+  const auto* const x = static_cast<const int8_t*>(task.q) + m * stride;
+  const bool exact_floats = HasExactFloats(w);
+  int32_t* const totals = piece.Totals(m);
+  ForGroups(piece, [&](const QuadGroup& at) AWQD_ALWAYS_INLINE {
+    __m512i sums[kTokens][2];
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
+        sums[t][v] = at.goes_on ? _mm512_loadu_si512(totals + t * kPanelColumns + 16 * v)
+                                : _mm512_setzero_si512();
+      });
+    });
+    AddQuads<kTokens>(x + at.begin * kRunRows, stride, piece.QuadsFrom(at.begin),
+                      (at.end - at.begin) * kRunQuads, sums);
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      const int32_t x_sum = at.ends ? task.sums[(m + t) * w.groups + at.group] : 0;
+      Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
+        if (!at.ends) {
+          _mm512_storeu_si512(totals + t * kPanelColumns + 16 * v, sums[t][v]);
+          return;
+        }
+        AddQuadGroup(piece, exact_floats, sums[t][v], x_sum, at.cell + 16 * v,
+                     piece.scratch.sums + (m + t) * kPanelColumns + 16 * v);
+      });
+    });
+  });
+}
+
 // y of a task, kRuns runs of K at a time: decode(tiles, begin, end, panel) makes a panel of them,
 // multiply(piece) adds the sums of its groups to the scratch's, which store(tiles, task, scratch)
 // writes.
@@ -111,224 +255,19 @@ void ForQuadPieces(const K16Weight& w, const IntegerTask& task, Decode decode, M
   });
 }
 
-// --- Prologue ---
-
-// IntegerProduct::interleave.
-[[maybe_unused]] void InterleaveTokens(const void* in, int64_t rows, int64_t words, void* out) {
-  auto* to = static_cast<uint32_t*>(out);
-  for (int64_t word = 0; word < words; word += 16, to += 16 * kLaneTokens) {
-    const int64_t count = words - word < 16 ? words - word : 16;
-    alignas(64) uint32_t tokens[kLaneTokens * 16] = {};
-    for (int64_t m = 0; m < rows; ++m) {
-      std::memcpy(tokens + m * 16, static_cast<const uint32_t*>(in) + m * words + word, count * 4);
-    }
-    TransposeTile(tokens, to, kLaneTokens);
-    TransposeTile(tokens + 8 * 16, to + 8, kLaneTokens);
-  }
-}
-
-// --- Decoding ---
-
-// 128 codes of 4 bits of a column in the order of rows. Byte b of lane i has row 32 b + i below row
-// 32 b + 16 + i; four lanes are made quads, then quads follow each other.
-inline void StoreInOrder(__m512i low, __m512i high, uint8_t* out) {
-  const __m512i bytes =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-  low = _mm512_shuffle_epi8(low, bytes);
-  high = _mm512_shuffle_epi8(high, bytes);
-  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
-  _mm512_store_si512(out, _mm512_permutex2var_epi32(low, first, high));
-  _mm512_store_si512(out + 64, _mm512_permutex2var_epi32(low, second, high));
-}
-
-// Runs [begin, end), of which the first begins a block, as bytes: [kPanelColumns][kPieceBytes].
 template <int kBits>
-void DecodeColumns(const PanelTiles& p, int64_t begin, int64_t end, uint32_t* panel) {
-  const bool in_order = !HasWholeBlocks(p.w);
-  const __m512i mask = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  for (int64_t block = begin / kBlockRuns; block * kBlockRuns < end; ++block) {
-    auto* out = reinterpret_cast<uint8_t*>(panel) + (block * kBlockRuns - begin) * kRunRows;
-    for (int t = 0; t < kPanelTiles; ++t) {
-      PrefetchAhead(p.w, p.Tile(t), block);
-      const uint8_t* codes = BlockOf(p.w, p.Tile(t), block);
-      for (int c = 0; c < 8; ++c, codes += 16 * kBits, out += kPieceBytes) {
-        const __m512i bytes = _mm512_loadu_si512(codes);
-        if constexpr (kBits == 8) {
-          _mm512_store_si512(out, _mm512_xor_si512(bytes, sign));
-          _mm512_store_si512(out + 64, _mm512_xor_si512(_mm512_loadu_si512(codes + 64), sign));
-          continue;
-        }
-        const __m512i low = _mm512_and_si512(bytes, mask);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-        if (in_order) {
-          StoreInOrder(low, high, out);
-        } else {
-          _mm512_store_si512(out, low);
-          _mm512_store_si512(out + 64, high);
-        }
-      }
-    }
-  }
-}
-
-// --- Multiplying ---
-
-// Columns whose sums stay in registers.
-constexpr int kLaneColumns = 16;
-static_assert(kPanelColumns % kLaneColumns == 0);
-
-// The sums of tokens from `m` on, as many as V has lanes, and of kLaneColumns columns from `column`
-// on. In scratch, totals and sums are [kPanelColumns][kLaneTokens] for each kLaneTokens. V: Vec, or
-// Columns8 for at most 8 tokens. kBytes: of INT8 or INT16, 1 or 2.
-template <typename V, int kBytes>
-class LaneTile {
- public:
-  LaneTile(const QuadPiece& piece, int64_t m, int64_t column)
-      : piece_(piece), w_(piece.tiles.w), m_(m), column_(column) {}
-
-  AWQD_ALWAYS_INLINE void Multiply() const {
-    const char* const x =
-        static_cast<const char*>(piece_.task.q) + m_ * w_.blocks * kBytes * kBlockRows;
-    const auto* const panel = reinterpret_cast<const uint8_t*>(piece_.scratch.panel);
-    ForGroups(piece_, [&](const QuadGroup& at) AWQD_ALWAYS_INLINE {
-      const uint8_t* codes = panel + column_ * kPieceBytes + (at.begin - piece_.begin) * kRunRows;
-      const char* q = x + at.begin * kRunRows * kBytes * kLaneTokens;
-      if constexpr (kBytes == 2) {
-        constexpr int64_t kPlane = kBlockRows * kLaneTokens;
-        for (int64_t run = at.begin; run < at.end; run += kBlockRuns) {
-          Words sums[kLaneColumns] = {};
-          AddQuads(codes, q, kBlockRows / 4, sums);
-          Times<kLaneColumns>([&](auto c) AWQD_ALWAYS_INLINE { sums[c] = sums[c] << 8; });
-          AddQuads(codes, q + kPlane, kBlockRows / 4, sums);
-          AddSpanOf(run / kBlockRuns, at.cell, sums);
-          codes += kBlockRows, q += 2 * kPlane;
-        }
-      } else {
-        int32_t* const totals = piece_.Totals(0) + InScratch();
-        Words sums[kLaneColumns];
-        Times<kLaneColumns>([&](auto c) AWQD_ALWAYS_INLINE {
-          sums[c] = at.goes_on ? LoadAs<Words>(totals + c * kLaneTokens) : Words{};
-        });
-        AddQuads(codes, q, (at.end - at.begin) * kRunQuads, sums);
-        if (at.ends) return AddSpanOf(at.group, at.cell, sums);
-        Times<kLaneColumns>([&](auto c)
-                                AWQD_ALWAYS_INLINE { StoreAs(totals + c * kLaneTokens, sums[c]); });
-      }
-    });
-  }
-
- private:
-  using Types = VectorsOf<sizeof(typename V::F) / 4>;
-  using Words = typename Types::Words;
-
-  int64_t InScratch() const { return m_ * kPanelColumns + column_ * kLaneTokens; }
-
-  // In assembly, because GCC 12 moves sums between registers and through memory in every turn of a
-  // loop over it.
-  AWQD_ALWAYS_INLINE static void AddDots(Words codes, Words x, Words* sums) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(*sums) : "v"(codes), "v"(x));
-  }
-  // sums += x times codes of so many quads.
-  AWQD_ALWAYS_INLINE static void AddQuads(const uint8_t* codes, const char* x, int64_t quads,
-                                          Words (&sums)[kLaneColumns]) {
-    for (int64_t i = 0; i < quads; ++i, codes += 4, x += 4 * kLaneTokens) {
-      const auto tokens = LoadAs<Words>(x);
-      Times<kLaneColumns>([&](auto c) AWQD_ALWAYS_INLINE {
-        AddDots(Words{} + LoadAs<uint32_t>(codes + c * kPieceBytes), tokens, &sums[c]);
-      });
-    }
-  }
-
-  AWQD_ALWAYS_INLINE static typename V::F ToFloat(Words v) {
-    return {__builtin_convertvector((typename Types::Ints)v, typename Types::Floats)};
-  }
-
-  // Adds what a span adds, whose group has its factors at `cell`.
-  AWQD_ALWAYS_INLINE void AddSpanOf(int64_t span, int64_t cell,
-                                    const Words (&sums)[kLaneColumns]) const {
-    const int64_t spans = kBytes == 2 ? w_.blocks : w_.groups;
-    const int64_t words = (spans + kLaneTokens - 1) / kLaneTokens * kLaneTokens;
-    const int64_t at = m_ * words + span * kLaneTokens;
-    const auto q_sums = LoadAs<Words>(piece_.task.sums + at);
-    typename V::F x_sums = ToFloat(q_sums), steps;
-    if constexpr (kBytes == 2) {
-      steps = V::Load(piece_.task.steps + at);
-      x_sums = V::Mul(x_sums, steps);
-    }
-    const int32_t* const zero = piece_.zeros + cell + column_;
-    const float* const scales = piece_.scratch.scales + cell + column_;
-    const float* const offsets = piece_.scratch.offsets + cell + column_;
-    float* const y = piece_.scratch.sums + InScratch();
-    const bool in_floats = kBytes == 1 && HasExactFloats(w_);
-    WithZeros(in_floats ? ZerosOfSums::kBefore : RealZeros(w_), [&](auto zeros) AWQD_ALWAYS_INLINE {
-      Times<kLaneColumns>([&](auto c) AWQD_ALWAYS_INLINE {
-        Words sum = sums[c];
-        if constexpr (decltype(zeros)::kValue == ZerosOfSums::kNone) {
-          sum = sum - q_sums * static_cast<uint32_t>(zero[c]);
-        }
-        typename V::F value = ToFloat(sum);
-        if constexpr (kBytes == 2) value = V::Mul(value, steps);
-        float* const to = y + c * kLaneTokens;
-        V::Store(to, AddSpan<V>(zeros, value, x_sums, V::Set(scales[c]), V::Set(offsets[c]),
-                                V::Load(to)));
-      });
-    });
-  }
-
-  const QuadPiece& piece_;
-  const K16Weight& w_;
-  const int64_t m_, column_;
-};
-
-template <typename V, int kBytes>
-__attribute__((noinline)) void MultiplyLanes(const QuadPiece& piece, int64_t m, int64_t column) {
-  LaneTile<V, kBytes>(piece, m, column).Multiply();
-}
-
-// --- Epilogue ---
-
-[[maybe_unused]] void StoreLanes(const PanelTiles& p, const IntegerTask& task,
-                                 const PanelScratch& scratch) {
-  for (int t = 0; t < kPanelTiles && p.first + t <= p.last; ++t) {
-    float outer[8];
-    LoadOuter(p.w, p.first + t, outer);
-    for (int64_t m = 0; m < task.rows; m += kLaneTokens) {
-      const int64_t left = task.rows - m, tokens = left < kLaneTokens ? left : kLaneTokens;
-      const float* const sums = scratch.sums + m * kPanelColumns + t * 8 * kLaneTokens;
-      alignas(64) float x_scale[kLaneTokens], values[8 * kLaneTokens], y[kLaneTokens * 8];
-      for (float& scale : x_scale) scale = 1;
-      if (task.x_scale != nullptr) std::memcpy(x_scale, task.x_scale + m, tokens * sizeof(float));
-      for (int c = 0; c < 8; ++c) {
-        const Vec::F scaled = Vec::Mul(Vec::Load(sums + c * kLaneTokens), Vec::Set(outer[c]));
-        Vec::Store(values + c * kLaneTokens, Vec::Mul(scaled, Vec::Load(x_scale)));
-      }
-      TransposeTile(reinterpret_cast<const uint32_t*>(values), reinterpret_cast<uint32_t*>(y), 8);
-      for (int64_t i = 0; i < tokens; ++i) StoreToken(p.w, task, p.first + t, m + i, y + i * 8);
-    }
-  }
-}
-
-template <int kBits, int kBytes>
-void LaneProductOf(const K16Weight& w, const IntegerTask& task) {
+void BytePanelProduct(const K16Weight& w, const IntegerTask& task) {
   const auto multiply = [&](const QuadPiece& piece) {
-    for (int64_t m = 0; m < task.rows; m += kLaneTokens) {
-      for (int64_t c = 0; c < kPanelColumns; c += kLaneColumns) {
-        if (task.rows - m > 8) {
-          MultiplyLanes<Vec, kBytes>(piece, m, c);
-        } else {
-          MultiplyLanes<Columns8, kBytes>(piece, m, c);
-        }
-      }
-    }
+    ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, m); });
   };
-  ForQuadPieces<kLaneRuns>(w, task, DecodeColumns<kBits>, multiply, StoreLanes);
+  ForQuadPieces<kPieceRuns>(w, task, DecodeQuads<kBits>, multiply, StorePanel);
 }
 
-template <int kBytes>
-void LaneProduct(const K16Weight& w, const IntegerTask& task) {
-  if (w.bits == 8) return LaneProductOf<8, kBytes>(w, task);
-  LaneProductOf<4, kBytes>(w, task);
+// Few tokens.
+void Int8ByteProduct(const K16Weight& w, const IntegerTask& task) {
+  if (HasWholeBlocks(w)) return ColumnProduct<1>(w, task);
+  if (w.bits == 8) return BytePanelProduct<8>(w, task);
+  BytePanelProduct<4>(w, task);
 }
 
 }  // namespace
