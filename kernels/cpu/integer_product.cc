@@ -24,13 +24,19 @@ int64_t SpansOf(const K16Weight& w, const IntegerProduct& product) {
 
 // The bytes of the arrays that a token has a part of.
 struct ArrayBytes {
-  int64_t q, steps, sums, held;
+  int64_t q, steps, sums, held, lanes;
 
   ArrayBytes(const K16Weight& w, const IntegerProduct& product, int64_t rows)
       : q(RoundUp(rows * w.blocks * product.token_bytes, kAlign)),
         steps(product.int16 ? RoundUp(rows * w.blocks * 4, kAlign) : 0),
         sums(RoundUp(rows * SpansOf(w, product) * 4, kAlign)),
-        held(RoundUp(rows, kAlign)) {}
+        held(RoundUp(rows, kAlign)),
+        lanes(product.interleave != nullptr
+                  ? RoundUp(rows, kLaneTokens) * (w.blocks * product.token_bytes +
+                                                  8 * RoundUp(SpansOf(w, product), kLaneTokens))
+                  : 0) {}
+
+  int64_t Total() const { return q + steps + sums + held + lanes; }
 };
 
 bool IsSmall(const K16Weight& w, int64_t rows, int64_t single) {
@@ -44,16 +50,16 @@ bool SuitsInt16(const K16Weight& w) {
          (w.groups == 1 || w.group_size % kBlockRows == 0);
 }
 
-int64_t MaxInt8ByteTokens(const K16Weight& w, CpuIsa isa) {
-  const IntegerProduct& product = IntegersFor(isa).int8_bytes;
+int64_t MaxInt8Tokens(const K16Weight& w, const IntegerProduct& product) {
   if (product.product == nullptr) return 0;
   const bool bytes = w.code == Code::kInteger && (w.bits == 4 || w.bits == 8);
-  const int64_t rows = product.any_groups ? 16 : kBlockRows;
-  const bool whole = w.groups == 1 || w.group_size % rows == 0;
+  const bool whole = w.groups == 1 || w.group_size % product.group_rows == 0;
   // Without scales, or with integers, sums are exact over all of K.
   const bool one_sum = w.integers && (w.groups > 1 || w.scale_values != nullptr);
   if (!bytes || !whole || one_sum || std::min(w.group_size, w.k) > kMaxRowsOfGroup) return 0;
-  return w.bits == 8 ? product.max_tokens_8bit : product.max_tokens;
+  if (w.bits == 8) return product.max_tokens_8bit;
+  // Columns of one group are not folded before their end.
+  return w.groups == 1 ? std::max(product.max_tokens, product.max_tokens_8bit) : product.max_tokens;
 }
 
 TaskSplit SplitColumns(const K16Weight& w, int64_t rows, int64_t threads, int64_t single,
@@ -78,8 +84,7 @@ TaskSplit SplitPanels(const K16Weight& w, int64_t rows, int64_t threads, int64_t
 
 int64_t IntegerActivations::Bytes(const K16Weight& w, const IntegerProduct& product, int64_t rows,
                                   int64_t threads, int64_t scratch_bytes) {
-  const ArrayBytes bytes(w, product, rows);
-  return threads * RoundUp(scratch_bytes, kAlign) + bytes.q + bytes.steps + bytes.sums + bytes.held;
+  return threads * RoundUp(scratch_bytes, kAlign) + ArrayBytes(w, product, rows).Total();
 }
 
 IntegerActivations::IntegerActivations(const K16Weight& weight, const IntegerProduct& product,
@@ -94,7 +99,8 @@ IntegerActivations::IntegerActivations(const K16Weight& weight, const IntegerPro
   q_ = scratch_ + device.info().threads * scratch_bytes_;
   steps_ = reinterpret_cast<float*>(q_ + bytes.q);
   sums_ = reinterpret_cast<int32_t*>(q_ + bytes.q + bytes.steps);
-  held_ = reinterpret_cast<bool*>(q_ + bytes.q + bytes.steps + bytes.sums);
+  lanes_ = q_ + bytes.q + bytes.steps + bytes.sums;
+  held_ = reinterpret_cast<bool*>(lanes_ + bytes.lanes);
 }
 
 IntegerToken IntegerActivations::Token(int64_t index) const {
@@ -126,8 +132,34 @@ IntegerTask IntegerActivations::Task(int64_t first, int64_t count, const MatrixV
   return task;
 }
 
-void IntegerActivations::Run(decltype(IntegerProduct::product) function, const IntegerTask& all,
+IntegerTask IntegerActivations::Interleave(const IntegerTask& task) const {
+  const int64_t spans = SpansOf(weight_, product_), span_words = RoundUp(spans, kLaneTokens);
+  const int64_t q_words = weight_.blocks * product_.token_bytes / 4;
+  const int64_t rows = RoundUp(task.rows, kLaneTokens);
+  auto* const q = reinterpret_cast<uint32_t*>(lanes_);
+  uint32_t* const sums = q + rows * q_words;
+  uint32_t* const steps = sums + rows * span_words;
+  device_.pool().ParallelFor(rows / kLaneTokens, [&](int64_t index, int) {
+    const int64_t first = index * kLaneTokens;
+    const auto interleave = [&](const void* in, int64_t words, int64_t lane_words, uint32_t* out) {
+      product_.interleave(static_cast<const uint32_t*>(in) + first * words,
+                          std::min(task.rows - first, kLaneTokens), words,
+                          out + first * lane_words);
+    };
+    interleave(task.q, q_words, q_words, q);
+    interleave(task.sums, spans, span_words, sums);
+    if (task.steps != nullptr) interleave(task.steps, spans, span_words, steps);
+  });
+  IntegerTask out = task;
+  out.q = q;
+  out.sums = reinterpret_cast<const int32_t*>(sums);
+  if (task.steps != nullptr) out.steps = reinterpret_cast<const float*>(steps);
+  return out;
+}
+
+void IntegerActivations::Run(decltype(IntegerProduct::product) function, const IntegerTask& tokens,
                              const TaskSplit& split) const {
+  const IntegerTask all = product_.interleave == nullptr ? tokens : Interleave(tokens);
   const int64_t token_bytes = weight_.blocks * product_.token_bytes;
   const int64_t spans = SpansOf(weight_, product_);
   const bool four_bytes = all.y_type == Element::kFp32 || all.y_type == Element::kInt32;

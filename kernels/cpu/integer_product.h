@@ -12,10 +12,10 @@ namespace awqd::cpu {
 // INT16 activations are multiplied by.
 bool SuitsInt16(const K16Weight& weight);
 
-// The most tokens of INT8 for which IntegerProducts::int8_bytes is the product to take: 0 where it
-// does not take the weight's codes, groups or scales. Above, int8_panels is faster, and has the
+// The most tokens of INT8 for which a product of bytes is the one to take: 0 where it does not take
+// the weight's codes, groups or scales. Above, the next of IntegerProducts is faster, and has the
 // same bits.
-int64_t MaxInt8ByteTokens(const K16Weight& weight, CpuIsa isa);
+int64_t MaxInt8Tokens(const K16Weight& weight, const IntegerProduct& product);
 
 // How a product is split into tasks of some tiles and some tokens.
 struct TaskSplit {
@@ -59,12 +59,14 @@ class IntegerActivations {
   // A task of all of y for `count` converted tokens from `first` on. `y`: row 0 is that of token
   // `first`.
   IntegerTask Task(int64_t first, int64_t count, const MatrixView& y) const;
-  // Runs `function` on the threads, each with some tiles and tokens of `task`.
+  // Runs `function` on the threads, each with some tiles and tokens of `task`, or with some tiles
+  // where tokens are interleaved.
   void Run(decltype(IntegerProduct::product) function, const IntegerTask& task,
            const TaskSplit& split) const;
 
  private:
   IntegerToken Token(int64_t index) const;
+  IntegerTask Interleave(const IntegerTask& task) const;
 
   const K16Weight& weight_;
   const IntegerProduct& product_;
@@ -75,6 +77,7 @@ class IntegerActivations {
   float* steps_;   // [rows][blocks]
   int32_t* sums_;  // [rows][spans]
   bool* held_;     // [rows]
+  char* lanes_;    // the first three, interleaved
 };
 
 }  // namespace awqd::cpu

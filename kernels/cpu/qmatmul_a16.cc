@@ -8,7 +8,8 @@
 //
 // The second has x as INT16 by blocks of 128 rows (bodies/integers/int16_block.h) and W as codes
 // less their zeros in packed panels, whose scales multiply the sums of blocks in FP32
-// (bodies/integers/panel_product.h; AMX: amx_product.h). Its bits are those of the first. Limits:
+// (bodies/integers/panel_product.h; some tokens with AVX-512 VNNI: lane_product.h; AMX:
+// amx_product.h). Its bits are those of the first. Limits:
 // codes of 4 or 8 bits, groups of whole blocks, floating scales; AVX2. It leaves FP32 activations
 // and tokens that INT16 holds badly to the first.
 #include <algorithm>
@@ -163,10 +164,26 @@ std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
   return "needs codes of 4 or 8 bits, groups of a multiple of 128 rows, or one";
 }
 
+// The product for so many tokens, null where they are too few.
+const cpu::IntegerProduct* Choose(const K16Weight& w, CpuIsa isa, int64_t rows) {
+  const cpu::IntegerProducts& integers = cpu::IntegersFor(isa);
+  for (const cpu::IntegerProduct* product : {&integers.int16_lanes, &integers.int16_panels}) {
+    const int64_t least = w.bits == 8 ? product->min_tokens_8bit : product->min_tokens;
+    const int64_t most = w.bits == 8 ? product->max_tokens_8bit : product->max_tokens;
+    if (product->product != nullptr && least <= rows && rows <= most) return product;
+  }
+  return nullptr;
+}
+
+// Enough for fewer tokens too.
 int64_t PanelBytes(const K16Weight& w, const DeviceInfo& device, int64_t rows) {
   const cpu::IntegerProducts& integers = cpu::IntegersFor(device.isa);
-  return cpu::IntegerActivations::Bytes(w, integers.int16_panels, rows, device.threads,
-                                        integers.panel_scratch_bytes);
+  const auto bytes = [&](const cpu::IntegerProduct& product) {
+    return cpu::IntegerActivations::Bytes(
+        w, product, std::min(rows, std::max(product.max_tokens, product.max_tokens_8bit)),
+        device.threads, integers.panel_scratch_bytes);
+  };
+  return std::max(bytes(integers.int16_lanes), bytes(integers.int16_panels));
 }
 
 int64_t PairsWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
@@ -188,12 +205,12 @@ MatmulArgs RowsOf(const MatmulArgs& args, int64_t first, int64_t count) {
 absl::Status PairsMatmul(const MatmulArgs& args, StreamView stream) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
   const cpu::IntegerProducts& integers = cpu::IntegersFor(device.info().isa);
-  const cpu::IntegerProduct& product = integers.int16_panels;
   const K16Weight w = cpu::AccessK16(*args.weight);
-  const int64_t least = w.bits == 8 ? product.min_tokens_8bit : product.min_tokens;
-  if (args.x.dtype == DType::kFp32 || args.x.rows < least) {
+  const cpu::IntegerProduct* const chosen = Choose(w, device.info().isa, args.x.rows);
+  if (args.x.dtype == DType::kFp32 || chosen == nullptr) {
     return kCpuQmatmulA16.matmul(args, stream);
   }
+  const cpu::IntegerProduct& product = *chosen;
   const int64_t most = std::min(args.x.rows, cpu::kMaxIntegerRows);
   cpu::IntegerActivations tokens(w, product, most, integers.panel_scratch_bytes, args.workspace,
                                  device);

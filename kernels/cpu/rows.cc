@@ -61,6 +61,7 @@ const IntegerProducts& IntegersFor(CpuIsa isa) {
     case CpuIsa::kAmx: {
       static const IntegerProducts amx = [] {
         IntegerProducts products = kAvx512VnniIntegers;
+        products.int16_lanes = {};
         products.int16_panels = kAmxInt16;
         products.int8_bytes = kAmxInt8;
         return products;

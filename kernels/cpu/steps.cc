@@ -59,36 +59,16 @@ void LoadStaged(const PrologueArgs& args, int64_t m, int64_t begin, int64_t coun
 constexpr int64_t kChunk = 512;
 constexpr int32_t kInfinity = 0x7f800000;  // the bits of larger magnitudes are those of NaNs
 
-// The bits of the largest magnitude, which order magnitudes as integers do.
-int32_t Largest(const float* values, int64_t count) {
-  int32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::bit_cast<int32_t>(values[i]) & 0x7fffffff);
-  }
-  return largest;
-}
-
-// Rounded to nearest even: the sum with 1.5 * 2^23 has no bits below 1. Clamped before, because the
-// bounds are integers.
-void RoundToInt8(const float* values, int64_t count, float scale, float least, int8_t* out) {
-  constexpr float kMagic = 0x1.8p23f;
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = std::min(std::max(values[i] / scale, least), 127.0f);
-    out[i] = static_cast<int8_t>(std::bit_cast<int32_t>(value + kMagic) -
-                                 std::bit_cast<int32_t>(kMagic));
-  }
-}
-
 // One token; returns its scale.
 float QuantizeToken(const PrologueArgs& args, int64_t m, int8_t* out, const cpu::Bodies& bodies) {
   const int64_t k = args.x.cols;
   const bool given = args.quantization == ActivationQuantization::kStatic;
-  float chunk[kChunk];
+  float chunk[kChunk] = {};
   int32_t largest = 0;
   for (int64_t i = 0; i < k; i += kChunk) {
     const int64_t count = std::min(kChunk, k - i);
     LoadStaged(args, m, i, count, chunk, bodies);
-    largest = std::max(largest, Largest(chunk, count));
+    largest = std::max(largest, bodies.largest_bits(chunk, count));
   }
   if (largest >= kInfinity) {
     std::fill(out, out + k, int8_t{0});
@@ -99,7 +79,7 @@ float QuantizeToken(const PrologueArgs& args, int64_t m, int8_t* out, const cpu:
   for (int64_t i = 0; i < k; i += kChunk) {
     const int64_t count = std::min(kChunk, k - i);
     LoadStaged(args, m, i, count, chunk, bodies);
-    RoundToInt8(chunk, count, scale, given ? -128 : -127, out + i);
+    bodies.to_int8(chunk, count, scale, given ? -128 : -127, out + i);
   }
   return scale;
 }

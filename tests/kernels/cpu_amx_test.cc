@@ -1,5 +1,5 @@
-// AMX's products have the bits of AVX-512 VNNI's: with AMX instructions if the machine has them,
-// and in software (emulated_amx.h).
+// Products of integers have the bits of AVX-512's panels: those with tokens in lanes, those of AMX
+// with its instructions if the machine has them, and in software (emulated_amx.h).
 #include <string>
 #include <vector>
 
@@ -19,14 +19,14 @@ using cpu::IntegerProduct;
 using cpu::IntegerTask;
 using cpu::K16Weight;
 
-struct Amx {
+struct Products {
   const char* name;
   CpuIsa needs;
   const IntegerProduct& int8;
   const IntegerProduct& int16;
 };
 
-class CpuAmx : public ::testing::TestWithParam<Amx> {
+class CpuIntegerProducts : public ::testing::TestWithParam<Products> {
  protected:
   void SetUp() override {
     if (DetectIsa() < GetParam().needs) {
@@ -41,7 +41,7 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
     spec.scheme = ParseScheme(scheme).value();
     return PrepareWeight(testing::RandomWeight(spec), device_).value();
   }
-  // The sums of all of y in two calls, the first of one panel.
+  // The sums of all of y, in two tasks.
   std::vector<float> Multiply(const IntegerProduct& product, const K16Weight& w, DType type,
                               int64_t m, const float* scales) {
     const std::vector<uint8_t> x = testing::RandomMatrix(m, w.k, type, 3);
@@ -58,12 +58,7 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
     std::vector<float> y(m * w.n, -1);
     IntegerTask task = tokens.Task(0, m, {y.data(), DType::kFp32, m, w.n});
     task.x_scale = scales;
-    task.scratch = memory.data();
-    task.tile_end = 4;
-    product.product(w, task);
-    task.tile_begin = 4;
-    task.tile_end = w.tiles;
-    product.product(w, task);
+    tokens.Run(product.product, task, {.tiles_per_task = 8, .tile_tasks = (w.tiles + 7) / 8});
     return y;
   }
 
@@ -81,9 +76,9 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
 };
 
 // From less than a register to all tokens of a task, and ragged counts.
-constexpr int64_t kTokens[] = {1, 16, 21, 32, 45, 192};
+constexpr int64_t kTokens[] = {1, 8, 16, 21, 32, 45, 256};
 
-TEST_P(CpuAmx, QuantisedActivations) {
+TEST_P(CpuIntegerProducts, QuantisedActivations) {
   for (const char* scheme : {"w4g128z", "w4g128s", "w4g128r", "w4g128o", "w4g64z", "w4g192z+bf16",
                              "w4g32z", "w4g128m200", "w4g640m128", "w4g640z", "w4cz", "w4co",
                              "w8g128z", "w8g64r", "w8g1024z", "w8cs", "w8cr*c"}) {
@@ -91,15 +86,16 @@ TEST_P(CpuAmx, QuantisedActivations) {
       const auto weight = Weight(scheme, k);
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
+        if (cpu::MaxInt8Tokens(w, GetParam().int8) == 0) continue;
         ASSERT_EQ(Quantized(GetParam().int8, w, m),
-                  Quantized(cpu::kAvx512VnniIntegers.int8_bytes, w, m))
+                  Quantized(cpu::kAvx512Integers.int8_panels, w, m))
             << scheme << " k " << k << ", " << m << " tokens";
       }
     }
   }
 }
 
-TEST_P(CpuAmx, FloatingActivations) {
+TEST_P(CpuIntegerProducts, FloatingActivations) {
   for (const char* scheme :
        {"w4g128z", "w4g128s", "w4g128r", "w4g128m200", "w4g128m128", "w4g384o", "w4g640z+bf16",
         "w4cz", "w4co", "w8g128z", "w8g1024r", "w8cs", "w8cr*c"}) {
@@ -108,18 +104,21 @@ TEST_P(CpuAmx, FloatingActivations) {
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
         ASSERT_EQ(Floating(GetParam().int16, w, m),
-                  Floating(cpu::kAvx512VnniIntegers.int16_panels, w, m))
+                  Floating(cpu::kAvx512Integers.int16_panels, w, m))
             << scheme << " k " << k << ", " << m << " tokens";
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Registers, CpuAmx,
-                         ::testing::Values(Amx{"emulated", CpuIsa::kAvx512Vnni,
-                                               cpu::kEmulatedAmxInt8, cpu::kEmulatedAmxInt16},
-                                           Amx{"amx", CpuIsa::kAmx, cpu::kAmxInt8, cpu::kAmxInt16}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Bodies, CpuIntegerProducts,
+    ::testing::Values(Products{"lanes", CpuIsa::kAvx512Vnni, cpu::kAvx512VnniIntegers.int8_lanes,
+                               cpu::kAvx512VnniIntegers.int16_lanes},
+                      Products{"emulated", CpuIsa::kAvx512Vnni, cpu::kEmulatedAmxInt8,
+                               cpu::kEmulatedAmxInt16},
+                      Products{"amx", CpuIsa::kAmx, cpu::kAmxInt8, cpu::kAmxInt16}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace awqd

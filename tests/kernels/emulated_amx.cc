@@ -89,6 +89,7 @@ const IntegerProduct kEmulatedAmxInt8 = {
     .product = AmxInt8Product<EmulatedAmxRegisters,
                               AmxMinTokens{
                                   .tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
-    .token_bytes = kBlockRows};
+    .token_bytes = kBlockRows,
+    .group_rows = kRunRows};
 
 }  // namespace awqd::cpu

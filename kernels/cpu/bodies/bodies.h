@@ -109,7 +109,9 @@ struct Kv4Decoding {
 inline constexpr int64_t kBlockRows = 128;
 inline constexpr int64_t kInt16BlockBytes = 2 * kBlockRows;
 // The most tokens of a task.
-inline constexpr int64_t kMaxIntegerRows = 192;
+inline constexpr int64_t kMaxIntegerRows = 256;
+// Tokens that are side by side after IntegerProduct::interleave.
+inline constexpr int64_t kLaneTokens = 16;
 
 // One token, as the prologue of a product writes it. A token of FP16 or BF16 becomes INT16 numbers
 // q with a step for each block, x ~ step * q (integers/int16_block.h). INT8 activations are q.
@@ -143,19 +145,24 @@ struct IntegerProduct {
   // that INT16 holds badly; what it wrote is worthless then. `type`: of FP16 and BF16 elements.
   bool (*prologue)(const K16Weight&, const void* x, Element type, const IntegerToken&) = nullptr;
   void (*product)(const K16Weight&, const IntegerTask&) = nullptr;
+  // Null, or makes the product's [words][kLaneTokens] of [rows][words], for each array of a task:
+  // at most kLaneTokens rows, the others are 0. Words are rounded up to a multiple of kLaneTokens.
+  void (*interleave)(const void* in, int64_t rows, int64_t words, void* out) = nullptr;
   bool int16 = false;       // of FP16 and BF16 activations, else of INT8
   int64_t token_bytes = 0;  // of a block of q
   // The tokens for which it is the fastest, of codes of 4 and of 8 bits.
   int64_t min_tokens = 0, min_tokens_8bit = 0;
   int64_t max_tokens = kNoLimit, max_tokens_8bit = kNoLimit;
-  bool any_groups = true;  // else a group is whole blocks of 128 rows, or all of K
+  int64_t group_rows = kBlockRows;  // a group is a multiple of them, or all of K
 };
 
-// The products of an instruction set. The first three take codes of 4 and 8 bits.
+// The products of an instruction set. All but the last two take codes of 4 and 8 bits.
 struct IntegerProducts {
   IntegerProduct int16_columns;  // few tokens of FP16 or BF16, codes as they are stored
+  IntegerProduct int16_lanes;    // more of them, side by side
   IntegerProduct int16_panels;   // many, from packed panels
   IntegerProduct int8_bytes;     // INT8 tokens as bytes
+  IntegerProduct int8_lanes;     // the same, of more tokens, side by side
   IntegerProduct int8_panels;    // INT8 tokens as 16-bit integers, from packed panels: any weight
   // y = q @ (code - zero), in INT32: x_scale and bias are not read. Prologue, token_bytes and
   // scratch are those of int8_panels.
@@ -176,6 +183,11 @@ struct Bodies {
   void (*to_float)(const void* in, Element type, int64_t count, float* out);
   // out[i] = round(in[i] + bias[i]); bias may be null.
   void (*from_float)(const float* in, const float* bias, int64_t count, Element type, void* out);
+  // The bits of the largest magnitude, which order magnitudes as integers do. This and to_int8 read
+  // whole vectors of 16.
+  int32_t (*largest_bits)(const float* in, int64_t count);
+  // out[i] = in[i] / scale between `least` and 127, rounded to nearest even.
+  void (*to_int8)(const float* in, int64_t count, float scale, float least, int8_t* out);
   // Least and greatest finite element; of none, +infinity and -infinity.
   void (*kv4_ranges)(const Kv4Rows&, const void* x, float* min, float* max);
   void (*kv4_codes)(const Kv4Rows&, const void* x, const float* inverse, const float* zero,

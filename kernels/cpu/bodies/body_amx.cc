@@ -66,11 +66,11 @@ const IntegerProduct kAmxInt16 = {.prologue = MakeInt16Planes,
                                   .int16 = true,
                                   .token_bytes = kInt16BlockBytes,
                                   .min_tokens = 6,
-                                  .min_tokens_8bit = 8,
-                                  .any_groups = false};
+                                  .min_tokens_8bit = 8};
 constexpr AmxMinTokens kMin = {.tokens = 7, .tokens_of_short_groups = 16, .tokens_of_bytes = 24};
 const IntegerProduct kAmxInt8 = {.prologue = OrderInt8,
                                  .product = AmxInt8Product<AmxRegisters, kMin>,
-                                 .token_bytes = kBlockRows};
+                                 .token_bytes = kBlockRows,
+                                 .group_rows = kRunRows};
 
 }  // namespace awqd::cpu

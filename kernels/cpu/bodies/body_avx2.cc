@@ -6,8 +6,9 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx2Bodies = {Product,   Scratch::kFloats, Dequantize, Columns,    ToFloat,
-                            FromFloat, Kv4Ranges,        Kv4Codes,   Kv4Elements};
+const Bodies kAvx2Bodies = {Product,   Scratch::kFloats, Dequantize,  Columns,
+                            ToFloat,   FromFloat,        LargestBits, ToInt8,
+                            Kv4Ranges, Kv4Codes,         Kv4Elements};
 const IntegerProducts kAvx2Integers = {.int16_columns = kInt16Columns,
                                        .int16_panels = Int16Panels(16, 16),
                                        .int8_bytes = Int8Columns(IntegerProduct::kNoLimit, 64),

@@ -6,8 +6,9 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx512Bodies = {Product,   Scratch::kFloats, DequantizeFast, Columns,    ToFloat,
-                              FromFloat, Kv4Ranges,        Kv4Codes,       Kv4Elements};
+const Bodies kAvx512Bodies = {Product,   Scratch::kFloats, DequantizeFast, Columns,
+                              ToFloat,   FromFloat,        LargestBits,    ToInt8,
+                              Kv4Ranges, Kv4Codes,         Kv4Elements};
 const IntegerProducts kAvx512Integers = {.int16_columns = kInt16Columns,
                                          .int16_panels = Int16Panels(10, 12),
                                          .int8_bytes = Int8Columns(48, 12),

@@ -6,8 +6,9 @@
 
 namespace awqd::cpu {
 
-const Bodies kPortableBodies = {Product,   Scratch::kFloats, Dequantize, Columns,    ToFloat,
-                                FromFloat, Kv4Ranges,        Kv4Codes,   Kv4Elements};
+const Bodies kPortableBodies = {Product,   Scratch::kFloats, Dequantize,  Columns,
+                                ToFloat,   FromFloat,        LargestBits, ToInt8,
+                                Kv4Ranges, Kv4Codes,         Kv4Elements};
 const IntegerProducts kPortableIntegers = {.int8_panels = kInt8Panels,
                                            .int32_product = Int32PanelProduct,
                                            .panel_scratch_bytes = PanelScratch::kBytes};

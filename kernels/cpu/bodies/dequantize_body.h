@@ -216,5 +216,23 @@ void FromFloat(const float* in, const float* bias, int64_t count, Element type, 
   for (; i < count; ++i) Store1(out, type, i, bias != nullptr ? in[i] + bias[i] : in[i]);
 }
 
+int32_t LargestBits(const float* in, int64_t count) {
+  const auto larger = [](Ints a, Ints b) { return a > b ? a : b; };
+  Ints largest = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    largest = larger(largest, LoadAs<Ints>(in + i) & 0x7fffffff);
+  }
+  return FoldLanes(largest, larger);
+}
+
+void ToInt8(const float* in, int64_t count, float scale, float least, int8_t* out) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const Vec::F value = Vec::Div(Vec::Load(in + i), Vec::Set(scale));
+    int8_t bytes[16];
+    IntVec::Round(Vec::Min(Vec::Max(value, Vec::Set(least)), Vec::Set(127))).StoreBytes(bytes);
+    std::memcpy(out + i, bytes, count - i < 16 ? count - i : 16);
+  }
+}
+
 }  // namespace
 }  // namespace awqd::cpu

@@ -231,6 +231,11 @@ inline IntVec IntVec::WidenSigned(const void* p) {
   for (int i = 0; i < 16; ++i) lanes[i] = static_cast<const int8_t*>(p)[i];
   return Load(lanes);
 }
+inline void IntVec::StoreBytes(void* p) const {
+  uint32_t lanes[16];
+  Store(lanes);
+  for (int i = 0; i < 16; ++i) static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(lanes[i]);
+}
 #endif
 #endif
 

@@ -39,11 +39,13 @@ namespace {
 constexpr int kRead = 0;
 constexpr int kL2Cache = 2;
 
-template <int kNumber>
-struct Number {
-  static constexpr int kValue = kNumber;
-  constexpr operator int() const { return kNumber; }
+template <auto kConstant>
+struct Constant {
+  static constexpr auto kValue = kConstant;
+  constexpr operator decltype(kConstant)() const { return kConstant; }
 };
+template <int kNumber>
+using Number = Constant<kNumber>;
 
 // run(Number<count>), for a count from kLeast to kMost.
 template <int kLeast, int kMost, typename Run>

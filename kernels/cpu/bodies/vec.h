@@ -67,6 +67,9 @@ struct Vec {
   static F Mul(const F& a, const F& b) {
     return Each([&](int i) { return a.r[i] * b.r[i]; });
   }
+  static F Div(const F& a, const F& b) {
+    return Each([&](int i) { return a.r[i] / b.r[i]; });
+  }
   // a * b + c.
   static F Fma(const F& a, const F& b, const F& c) {
     return Each([&](int i) { return cpu::Fma(a.r[i], b.r[i], c.r[i]); });

@@ -49,19 +49,11 @@ void TakeZerosOff(const QuadPiece& piece) {
   });
 }
 
-// How a sum of q gets rid of zeros.
-enum class ZerosOfSums : uint8_t {
-  kNone,      // it has none
-  kIntegers,  // in integers
-  kBefore,    // in floats, before it is scaled
-  kAfter,     // in floats, after
-};
-
 // `exact_floats`: floats hold the sums and what is taken off.
 inline ZerosOfSums ZerosOf(const K16Weight& w, bool exact_floats) {
   if (TakesZerosOff(w)) return ZerosOfSums::kNone;
   if (HasIntegerZeros(w)) return exact_floats ? ZerosOfSums::kBefore : ZerosOfSums::kIntegers;
-  return w.zero_after ? ZerosOfSums::kAfter : ZerosOfSums::kBefore;
+  return RealZeros(w);
 }
 
 // Sums of a span of at most 2 * kAmxTokens tokens of INT8, or kAmxTokens of INT16.
@@ -242,7 +234,7 @@ void MultiplyInt16(const QuadPiece& piece, int64_t m, int64_t tokens, Tile& tile
 template <typename Registers, int kBits, int kBytes>
 void MultiplyByAmx(const K16Weight& w, const IntegerTask& task) {
   AmxTile<Registers, kBits> tile;
-  ForQuadPieces<kBits>(w, task, [&](const QuadPiece& piece) {
+  const auto multiply = [&](const QuadPiece& piece) {
     if (TakesZerosOff(w)) TakeZerosOff(piece);
     for (int64_t m = 0; m < task.rows; m += 2 / kBytes * kAmxTokens) {
       const int64_t first = AtMostAmxTokens(task.rows - m);
@@ -256,7 +248,8 @@ void MultiplyByAmx(const K16Weight& w, const IntegerTask& task) {
         MultiplyInt8<1>(piece, m, first, tile);
       }
     }
-  });
+  };
+  ForQuadPieces<kPieceRuns>(w, task, DecodeQuads<kBits>, multiply, StorePanel);
 }
 
 template <typename Registers>

@@ -1,4 +1,4 @@
-// Products of INT8 activations from packed panels of bytes, with AVX-512 VNNI: a lane has a quad,
+// Products of few tokens of INT8 from packed panels of bytes, with AVX-512 VNNI: a lane has a quad,
 // four codes of one of 32 columns, and sums are not folded. Codes of 4 or 8 bits, groups of whole
 // runs of 16 rows. Where groups are whole blocks and codes have 4 bits, the rows of a quad are 32
 // apart, as they are stored. Otherwise they are neighbours: a panel of 4 bits then takes a
@@ -11,14 +11,6 @@
 
 namespace awqd::cpu {
 namespace {
-
-// The tokens from which on panels are faster. Later where columns have no groups to fold at, or
-// codes need no decoding (Zen 4, 4096 x 14336: 12 tokens of w4g128z 2.9 ms by panels, 11 3.1
-// without; of w8cs 3.9 and 2.4).
-inline int64_t MinPanelTokens(const K16Weight& w) {
-  if (!HasWholeBlocks(w)) return 0;
-  return w.groups == 1 || w.bits == 8 ? 64 : 12;
-}
 
 constexpr int kRunQuads = 4;
 
@@ -125,6 +117,8 @@ struct QuadPiece {
     const K16Weight& w = tiles.w;
     const int64_t first = begin / RunsOfGroup(w), last = (end - 1) / RunsOfGroup(w);
     for (int64_t group = first, cell = 0; group <= last; ++group, cell += kPanelColumns) {
+      for (int t = 0; t < kPanelTiles; ++t)
+        PrefetchCells(w, tiles.Tile(t) + kPanelTiles - 1, group);
       LoadFactors(tiles, group, cell, scratch);
       for (int t = 0; HasIntegerZeros(w) && t < kPanelTiles; ++t) {
         float values[8];
@@ -186,7 +180,8 @@ AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_f
     const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell);
     sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
   }
-  AddPanelSpan(w, scratch, {_mm512_cvtepi32_ps(sum)}, static_cast<float>(x_sum), cell, y);
+  AddPanelSpan(RealZeros(w), scratch, {_mm512_cvtepi32_ps(sum)}, static_cast<float>(x_sum), cell,
+               y);
 }
 
 // sums += q times codes of so many quads.
@@ -237,42 +232,43 @@ __attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, int64_t m) 
   });
 }
 
-// y of a task: multiply(piece) adds the sums of its groups to the scratch's.
-template <int kBits, typename Multiply>
-void ForQuadPieces(const K16Weight& w, const IntegerTask& task, Multiply multiply) {
+// y of a task, kRuns runs of K at a time: decode(tiles, begin, end, panel) makes a panel of them,
+// multiply(piece) adds the sums of its groups to the scratch's, which store(tiles, task, scratch)
+// writes.
+template <int64_t kRuns, typename Decode, typename Multiply, typename Store>
+void ForQuadPieces(const K16Weight& w, const IntegerTask& task, Decode decode, Multiply multiply,
+                   Store store) {
   const PanelScratch scratch(task.scratch);
   alignas(64) int32_t zeros[kPieceRuns * kPanelColumns];
   const int64_t runs = QuadRuns(w);
   ForPanels(w, task, [&](const PanelTiles& tiles) {
-    std::memset(scratch.sums, 0, task.rows * kPanelColumns * sizeof(float));
+    const int64_t rows = (task.rows + kLaneTokens - 1) / kLaneTokens * kLaneTokens;
+    std::memset(scratch.sums, 0, rows * kPanelColumns * sizeof(float));
     QuadPiece piece = {tiles, task, scratch, zeros};
     for (; piece.begin < runs; piece.begin = piece.end) {
-      piece.end = piece.begin + kPieceRuns < runs ? piece.begin + kPieceRuns : runs;
-      DecodeQuads<kBits>(tiles, piece.begin, piece.end, scratch.panel);
+      piece.end = piece.begin + kRuns < runs ? piece.begin + kRuns : runs;
+      decode(tiles, piece.begin, piece.end, scratch.panel);
       piece.LoadFactorsOfGroups();
       multiply(piece);
     }
-    StorePanel(tiles, task, scratch);
+    store(tiles, task, scratch);
   });
 }
 
 template <int kBits>
 void BytePanelProduct(const K16Weight& w, const IntegerTask& task) {
-  ForQuadPieces<kBits>(w, task, [&](const QuadPiece& piece) {
+  const auto multiply = [&](const QuadPiece& piece) {
     ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, m); });
-  });
+  };
+  ForQuadPieces<kPieceRuns>(w, task, DecodeQuads<kBits>, multiply, StorePanel);
 }
 
-// Columns for few tokens, panels for many.
+// Few tokens.
 void Int8ByteProduct(const K16Weight& w, const IntegerTask& task) {
-  if (task.rows < MinPanelTokens(w)) return ColumnProduct<1>(w, task);
+  if (HasWholeBlocks(w)) return ColumnProduct<1>(w, task);
   if (w.bits == 8) return BytePanelProduct<8>(w, task);
   BytePanelProduct<4>(w, task);
 }
-
-// An entry of a body's tables.
-constexpr IntegerProduct kInt8ByteProduct = {
-    .prologue = OrderInt8, .product = Int8ByteProduct, .token_bytes = kBlockRows};
 
 }  // namespace
 }  // namespace awqd::cpu

@@ -117,6 +117,7 @@ __attribute__((noinline)) void MultiplyTile(const K16Weight& w, const IntegerTas
   Columns8::F acc[kTokens];
   Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = Columns8::Set(0); });
   Lanes32 sums[kTokens][8];
+  const ZerosOfSums zeros = RealZeros(w);
   const auto add_span = [&](int64_t group, int64_t span) AWQD_ALWAYS_INLINE {
     const Columns8::F scale = Columns8::Load(factors.scales + group * 8);
     const Columns8::F offset = Columns8::Load(factors.offsets + group * 8);
@@ -134,7 +135,7 @@ __attribute__((noinline)) void MultiplyTile(const K16Weight& w, const IntegerTas
         value = Columns8::Mul(value, Columns8::Set(task.steps[at]));
         x_sum *= task.steps[at];
       }
-      acc[t] = AddSpan<Columns8>(w, value, x_sum, scale, offset, acc[t]);
+      acc[t] = AddSpan<Columns8>(zeros, value, Columns8::Set(x_sum), scale, offset, acc[t]);
     });
   };
   for (int64_t group = 0, block = 0; group < w.groups; ++group) {
@@ -195,16 +196,14 @@ void ColumnProduct(const K16Weight& w, const IntegerTask& task) {
 constexpr IntegerProduct kInt16Columns = {.prologue = MakeInt16Planes,
                                           .product = ColumnProduct<2>,
                                           .int16 = true,
-                                          .token_bytes = kInt16BlockBytes,
-                                          .any_groups = false};
+                                          .token_bytes = kInt16BlockBytes};
 constexpr IntegerProduct Int16Panels(int64_t min_tokens, int64_t min_tokens_8bit) {
   return {.prologue = MakeInt16<false>,
           .product = Int16PanelProduct,
           .int16 = true,
           .token_bytes = kInt16BlockBytes,
           .min_tokens = min_tokens,
-          .min_tokens_8bit = min_tokens_8bit,
-          .any_groups = false};
+          .min_tokens_8bit = min_tokens_8bit};
 }
 constexpr IntegerProduct Int8Columns(int64_t max_tokens = IntegerProduct::kNoLimit,
                                      int64_t max_tokens_8bit = IntegerProduct::kNoLimit) {
@@ -212,8 +211,7 @@ constexpr IntegerProduct Int8Columns(int64_t max_tokens = IntegerProduct::kNoLim
           .product = ColumnProduct<1>,
           .token_bytes = kBlockRows,
           .max_tokens = max_tokens,
-          .max_tokens_8bit = max_tokens_8bit,
-          .any_groups = false};
+          .max_tokens_8bit = max_tokens_8bit};
 }
 
 }  // namespace

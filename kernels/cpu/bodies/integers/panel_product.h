@@ -83,43 +83,63 @@ void LoadFactors(const PanelTiles& p, int64_t group, int64_t cell, const PanelSc
   }
 }
 
+// How a sum of q * code gets rid of zeros, where codes still have them.
+enum class ZerosOfSums : uint8_t {
+  kNone,      // it has none left
+  kIntegers,  // in integers
+  kBefore,    // in floats, before it is scaled
+  kAfter,     // in floats, after
+};
+inline ZerosOfSums RealZeros(const K16Weight& w) {
+  if (HasIntegerZeros(w)) return ZerosOfSums::kNone;
+  return w.zero_after ? ZerosOfSums::kAfter : ZerosOfSums::kBefore;
+}
+
+// act(Constant<zeros>): loops over sums are compiled for each kind, without a branch for each sum.
+template <typename Act>
+AWQD_ALWAYS_INLINE inline void WithZeros(ZerosOfSums zeros, Act act) {
+  if (zeros == ZerosOfSums::kNone) return act(Constant<ZerosOfSums::kNone>());
+  if (zeros == ZerosOfSums::kBefore) return act(Constant<ZerosOfSums::kBefore>());
+  act(Constant<ZerosOfSums::kAfter>());
+}
+
 // sum + what a span adds. V: Vec, or what has 8 columns (byte_dot.h). `x_sum`: of its x.
 template <typename V>
-AWQD_ALWAYS_INLINE inline typename V::F AddSpan(const K16Weight& w, typename V::F value,
-                                                float x_sum, typename V::F scale,
+AWQD_ALWAYS_INLINE inline typename V::F AddSpan(ZerosOfSums zeros, typename V::F value,
+                                                typename V::F x_sum, typename V::F scale,
                                                 typename V::F offset, typename V::F sum) {
-  if (HasIntegerZeros(w)) return V::Fma(value, scale, sum);
-  const typename V::F x = V::Set(x_sum);
-  if (w.zero_after) return V::Fma(offset, x, V::Fma(value, scale, sum));
-  return V::Fma(V::Fma(offset, x, value), scale, sum);
+  if (zeros == ZerosOfSums::kBefore) value = V::Fma(offset, x_sum, value);
+  sum = V::Fma(value, scale, sum);
+  return zeros == ZerosOfSums::kAfter ? V::Fma(offset, x_sum, sum) : sum;
 }
 
 // The same for 16 columns of a panel, whose factors are at `cell`.
-AWQD_ALWAYS_INLINE inline void AddPanelSpan(const K16Weight& w, const PanelScratch& scratch,
+AWQD_ALWAYS_INLINE inline void AddPanelSpan(ZerosOfSums zeros, const PanelScratch& scratch,
                                             Vec::F value, float x_sum, int64_t cell, float* sums) {
-  const Vec::F offset = HasIntegerZeros(w) ? Vec::Zero() : Vec::Load(scratch.offsets + cell);
-  Vec::Store(sums, AddSpan<Vec>(w, value, x_sum, Vec::Load(scratch.scales + cell), offset,
-                                Vec::Load(sums)));
+  Vec::Store(sums, AddSpan<Vec>(zeros, value, Vec::Set(x_sum), Vec::Load(scratch.scales + cell),
+                                Vec::Load(scratch.offsets + cell), Vec::Load(sums)));
+}
+
+// y = values + bias of 8 columns of a token.
+inline void StoreToken(const K16Weight& w, const IntegerTask& task, int64_t tile, int64_t m,
+                       const float* values) {
+  const int64_t columns = w.n - tile * 8, index = m * task.y_stride + tile * 8;
+  const float* const bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
+  if (columns >= 8) return Store8Plus(task.y, task.y_type, index, values, bias);
+  for (int64_t c = 0; c < columns; ++c) {
+    Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
+  }
 }
 
 // y = sums * outer * x_scale + bias of one tile. `sums`: [rows][8], `stride` floats apart.
 void StoreTile(const K16Weight& w, const IntegerTask& task, int64_t tile, const float* sums,
                int64_t stride) {
-  const int64_t columns = w.n - tile * 8;
-  const float* bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
   float outer[8], values[8];
   LoadOuter(w, tile, outer);
   for (int64_t m = 0; m < task.rows; ++m, sums += stride) {
     const float scale = task.x_scale == nullptr ? 1 : task.x_scale[m];
     for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * scale;
-    const int64_t index = m * task.y_stride + tile * 8;
-    if (columns >= 8) {
-      Store8Plus(task.y, task.y_type, index, values, bias);
-      continue;
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-      Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
-    }
+    StoreToken(w, task, tile, m, values);
   }
 }
 
@@ -168,15 +188,15 @@ AWQD_ALWAYS_INLINE inline void MultiplyRuns(const PanelPiece& piece, int64_t m, 
   const uint32_t* panel = piece.scratch.panel + (run - piece.begin) * kRunPairs * kPanelColumns;
   for (int64_t i = 0; i < runs * kRunPairs; ++i, panel += kPanelColumns) {
     IntVec weights[IntVec::kVectors];
-    for (int v = 0; v < IntVec::kVectors; ++v) weights[v] = IntVec::Load(panel + 16 * v);
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) {
+    Times<IntVec::kVectors>([&](auto v)
+                                AWQD_ALWAYS_INLINE { weights[v] = IntVec::Load(panel + 16 * v); });
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
       uint32_t pair;
       std::memcpy(&pair, x + t * stride + 2 * i, sizeof(pair));
       const IntVec both = IntVec::Set(pair);
-#pragma GCC unroll 2
-      for (int v = 0; v < IntVec::kVectors; ++v) sums[t][v].AddProducts(both, weights[v]);
-    }
+      Times<IntVec::kVectors>([&](auto v)
+                                  AWQD_ALWAYS_INLINE { sums[t][v].AddProducts(both, weights[v]); });
+    });
   }
 }
 
@@ -185,24 +205,27 @@ template <bool kSteps, int kTokens>
 __attribute__((noinline)) void MultiplySpans(const PanelPiece& piece, int64_t m) {
   const K16Weight& w = piece.tiles.w;
   const IntegerTask& task = piece.task;
+  const PanelScratch scratch = piece.scratch;
   const int64_t spans = kSteps ? w.blocks : w.groups;
-  int64_t cell = 0;
-  for (int64_t run = piece.begin; run < piece.end; run += piece.span, cell += kPanelColumns) {
+  float* const y = piece.scratch.sums + m * kPanelColumns;
+  int64_t span = m * spans + piece.begin / piece.span, cell = 0;
+  for (int64_t run = piece.begin; run < piece.end; run += piece.span, ++span) {
     const int64_t left = piece.end - run, runs = left < piece.span ? left : piece.span;
     IntSums integers[kTokens][IntVec::kVectors];
     MultiplyRuns<kTokens>(piece, m, run, runs, integers);
-    for (int t = 0; t < kTokens; ++t) {
-      const int64_t at = (m + t) * spans + run / piece.span;
-      const float step = kSteps ? task.steps[at] : 1;
-      auto x_sum = static_cast<float>(task.sums[at]);
-      if constexpr (kSteps) x_sum *= step;
-      for (int v = 0; v < IntVec::kVectors; ++v) {
-        Vec::F value = integers[t][v].ToFloat();
-        if constexpr (kSteps) value = Vec::Mul(value, Vec::Set(step));
-        AddPanelSpan(w, piece.scratch, value, x_sum, cell + 16 * v,
-                     piece.scratch.sums + (m + t) * kPanelColumns + 16 * v);
-      }
-    }
+    WithZeros(RealZeros(w), [&](auto zeros) AWQD_ALWAYS_INLINE {
+      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+        const float step = kSteps ? task.steps[span + t * spans] : 1;
+        auto x_sum = static_cast<float>(task.sums[span + t * spans]);
+        if constexpr (kSteps) x_sum *= step;
+        Times<IntVec::kVectors>([&](auto v) AWQD_ALWAYS_INLINE {
+          Vec::F value = integers[t][v].ToFloat();
+          if constexpr (kSteps) value = Vec::Mul(value, Vec::Set(step));
+          AddPanelSpan(zeros, scratch, value, x_sum, cell + 16 * v, y + t * kPanelColumns + 16 * v);
+        });
+      });
+    });
+    cell += kPanelColumns;
   }
 }
 
@@ -231,7 +254,8 @@ void AddTotals(const PanelPiece& piece, int64_t group) {
       for (int c = 0; c < 16; ++c) {
         values[c] = static_cast<float>(piece.scratch.totals[at + v + c]);
       }
-      AddPanelSpan(w, piece.scratch, Vec::Load(values), x_sum, v, piece.scratch.sums + at + v);
+      AddPanelSpan(RealZeros(w), piece.scratch, Vec::Load(values), x_sum, v,
+                   piece.scratch.sums + at + v);
     }
   }
   std::memset(piece.scratch.totals, 0, piece.task.rows * kPanelColumns * sizeof(int64_t));
