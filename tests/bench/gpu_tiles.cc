@@ -68,7 +68,7 @@ class Tiles {
   const Summary& summary() const { return summary_; }
 
   void TimeAll(int64_t m, const Copies& copies) {
-    const double within = x_ == DType::kInt8 ? 2 : 1.25;
+    constexpr double kWithin = 1.25;
     const WeightShape& shape = copies.weights[0]->shape;
     const auto rate = fixed_order_ ? cuda::RateFixedOrderTiles : cuda::RatePersistentTiles;
     std::vector<RatedTile> rated = rate(shape, m, machine_.device().info(), x_);
@@ -77,7 +77,7 @@ class Tiles {
     });
     double chosen = 0, fastest = 0;
     for (const RatedTile& tile : rated) {
-      if (tile.microseconds > within * rated[0].microseconds) break;
+      if (tile.microseconds > kWithin * rated[0].microseconds) break;
       const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
       Print(result, tile, ToString(shape.scheme));
       summary_.AddTile(result.microseconds, tile.microseconds);

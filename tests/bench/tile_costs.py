@@ -2,7 +2,7 @@
 """Fits the steps of kernels/cuda/sm90a/tile_list.h to measurements: tile_costs.py TILES.jsonl... [--write]
 
 Reads the JSON lines of awqd_bench --tiles (tests/gpu/bench.sh --tiles), any number of files, of either type of
-activations, with and without --batch_invariant. What is around the steps stays as the model has it; the step of each
+activations of 16 bits (those of INT8 include the prologue), with and without --batch_invariant. What is around the steps stays as the model has it; the step of each
 tile that was measured becomes the one with the least squares of relative errors, in which times that are more than a
 tenth above a product's fastest count for less: no choice rests on them. Prints how far the model is off before and
 after; --write puts the steps into the header. Needs nothing but Python 3.
@@ -15,7 +15,7 @@ import pathlib
 import re
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a/tile_list.h"
-TYPES = ("FP16", "BF16")  # in the order of a row's steps; INT8 has both
+TYPES = ("FP16", "BF16")  # in the order of a row's steps
 NEAR, FAR_WEIGHT = 1.1, 0.3
 ARRAY = re.compile(r"TileCost (k\w+)\[\] = \{(.*?)\n\};", re.S)
 ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
@@ -23,8 +23,6 @@ ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
 
 def array_of(run):
     """The name of the array that lists the tiles of a row of the registry for such weights."""
-    if run["row"].endswith("_a8"):
-        return "kIntegerTilesInt8"
     bits = re.match(r"w(\d)", run["weight"])[1]
     return ("kFixedOrderTiles" if run["row"].endswith("_chained") else "kFreeTiles") + bits
 
@@ -34,7 +32,7 @@ def load(paths):
     runs = []
     for path in paths:
         lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
-        runs += [json.loads(line) for line in lines if '"tile"' in line]
+        runs += [json.loads(line) for line in lines if '"tile"' in line and '"INT8"' not in line]
 
     def product(run):
         return run["row"], run["weight"], run["k"], run["n"], run["m"], run["dtype"]

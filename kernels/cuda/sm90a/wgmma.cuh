@@ -156,7 +156,6 @@ __device__ __forceinline__ void WgmmaInt8(uint32_t (&d)[kTokens / 2], const uint
   AWQD_WGMMA_INT8_CASE(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32("r", 0))
   AWQD_WGMMA_INT8_CASE(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48("r", 0))
   AWQD_WGMMA_INT8_CASE(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("r", 0))
-  AWQD_WGMMA_INT8_CASE(160, AWQD_L80, 80, 81, 82, 83, 84, 85, AWQD_D80("r", 0))
   AWQD_WGMMA_INT8_CASE(192, AWQD_L96, 96, 97, 98, 99, 100, 101, AWQD_D96("r", 0))
   AWQD_WGMMA_INT8_CASE(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128("r", 0))
   { static_assert(kTokens == 0, "add a case for this number of tokens"); }
