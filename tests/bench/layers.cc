@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/math.h"
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "kernels/kv4.h"
 #include "tests/bench/cases.h"
@@ -87,9 +88,7 @@ Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Devi
   }
   out.sources = UploadOf(device, sources);
   out.rows = UploadOf(device, rows);
-  // So small that FP16 holds the sums of experts of E4M3 and of 8 bits.
-  constexpr float kAll = 1.0f / 512;
-  out.weights = UploadOf(device, std::vector<float>(rows.size(), kAll / spec.top_k));
+  out.weights = UploadOf(device, std::vector<float>(rows.size(), 1.0f / spec.top_k));
   return out;
 }
 
@@ -103,7 +102,12 @@ class Mixture {
     gate_and_up_ = MakeStack(2 * spec.experts, in, 1, device_);
     down_ = MakeStack(spec.experts, out, 3, device_);
     const int64_t rows = tokens * spec.top_k;
-    x_ = Upload(device_, testing::RandomMatrix(tokens, spec.hidden, spec.x, 5));
+    // So small that FP16 holds what experts of E4M3 and of 8 bits make of it.
+    std::vector<uint8_t> x = testing::RandomMatrix(tokens, spec.hidden, spec.x, 5);
+    for (int64_t i = 0; i < tokens * spec.hidden; ++i) {
+      StoreElement(x.data(), spec.x, i, testing::GetElement(x, spec.x, i) / 64);
+    }
+    x_ = Upload(device_, x);
     sorted_ = Room(device_, rows * spec.hidden * SizeOf(spec.x));
     middle_ = Room(device_, 2 * rows * spec.middle * 4);
     half_ = Room(device_, rows * spec.middle * 2);
