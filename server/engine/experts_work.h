@@ -83,9 +83,10 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
 
 // --- A gated MLP ---
 
-// Values between the products stay on the device, in FP32, many rows on GPUs in 16 bits. Without ids the stacks have one
-// weight each; with ids each chosen expert computes its own MLP, and the rows are summed by the
-// router's weights, if there are any, after the last product. tokens() counts rows: tokens x top_k.
+// Values between the products stay on the device, in FP32; many rows of experts have 16 bits on
+// GPUs. Without ids the stacks have one weight each; with ids each chosen expert computes its own
+// MLP, and the rows are summed by the router's weights, if there are any, after the last product.
+// tokens() counts rows: tokens x top_k.
 class GatedMlpWork final : public RoutedWork {
  public:
   // gate and up [K, I], down [I, N], of as many experts each.
