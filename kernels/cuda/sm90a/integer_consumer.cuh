@@ -33,8 +33,8 @@ class Consumer<Config, true> {
   // entered. While the tensor cores work on a step, the next one is read and decoded.
   __device__ __forceinline__ void Run(int begin, int end, int work_end, int add,
                                       Sums<Config>& sums) {
-    // Zeros, instead of a first product that ignores the sums, end the life of those before: else the
-    // compiler keeps them beside their FP32 copy in the epilogue.
+    // Zeros, instead of a first product that ignores the sums, end the life of those before: else
+    // the compiler keeps them beside their FP32 copy in the epilogue.
     if (add == 0) Clear<Config>(sums);
     if constexpr (Config::kIntegers) {
       Steps(end - begin, sums, [](const RowScales&) {});

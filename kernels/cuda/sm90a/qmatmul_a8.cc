@@ -3,8 +3,8 @@
 // decoded, so that one product of bytes has both the code and its zero.
 //
 // sm90a/qmatmul_a8: y = x @ (code - zero), exact modulo 2^32.
-// sm90a/qmatmul_a8_scaled: quantised activations, y = a (q @ W) + bias with INT8 q and a scale a for
-// each token.
+// sm90a/qmatmul_a8_scaled: quantised activations, y = a (q @ W) + bias with INT8 q and a scale a
+// for each token.
 #include <cstdint>
 #include <string>
 

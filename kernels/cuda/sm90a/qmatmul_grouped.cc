@@ -12,8 +12,8 @@ namespace {
 
 // Rows of an expert, on average. Below, sm80/qmatmul_grouped. H200, 2026-11-29, 128 experts of
 // 2048 x 768: 4 rows take 129 us here and 118 there, 16 rows 144 and 187; 256 experts of
-// 7168 x 2048, 8 rows, 1628 and 1961. Records of several metas have no tile of 16 tokens: 48 experts
-// of 7168 x 2048 in groups of 32, 11 rows, 512 and 480.
+// 7168 x 2048, 8 rows, 1628 and 1961. Records of several metas have no tile of 16 tokens: 48
+// experts of 7168 x 2048 in groups of 32, 11 rows, 512 and 480.
 constexpr int64_t kLeastRows = 8, kLeastRowsOfOthers = 17;
 
 int64_t PreferredFrom(const WeightShape& shape, const DeviceInfo&) {

@@ -200,8 +200,8 @@ inline constexpr TileCost kFreeTiles8[] = {
 // ---- INT8 activations ---------------------------------------------------------------------------
 
 // Where sums stay integers. H200, 2026-11-29, 4 and 8 bits, four layer shapes, 11 counts of tokens
-// from 48 to 4096: the choice by these costs takes at most 1.5 % longer than the fastest of 16 tiles
-// that were timed. Three of them are not here; without any of these a count takes over 4 % longer.
+// from 48 to 4096: by these costs the choice takes at most 1.5 % longer than the fastest of 16 timed
+// tiles. Three of them are not here; without any of these a count takes over 4 % longer.
 inline constexpr TileCost kIntegerTilesInt8[] = {
     {{64, 1, 1, 2}, 0.190, 0.190, kEvery},  {{64, 1, 1, 2, 1, 2}, 0.162, 0.162, kEvery},
     {{64, 2, 1, 2}, 0.280, 0.280, kEvery},  {{64, 2, 2}, 0.260, 0.260, kEvery},
