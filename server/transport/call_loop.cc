@@ -135,7 +135,7 @@ void CallLoop::AddMethod(absl::string_view method, security::Need need, int slot
 bool CallLoop::WillRunQueued() {
   const CallLoop* const loop = loop_of_thread;
   if (loop == nullptr) return false;
-  // What comes with others gathers in the queue while workers are busy or wake.
+  // Requests that come with others gather in the queue while workers are busy or wake.
   if (!loop->gathers_ && loop->admission_->drain()->in_flight() > 1) return false;
   submitted = true;
   return true;
