@@ -19,6 +19,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -97,11 +98,11 @@ int CountKernelThreads(const awqd::Options& options) {
 // more: gRPC starts a few only when it is busy.
 int CountThreads(const awqd::Options& options) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  int count = 30 + std::clamp(cores, 2, 32) + std::max(options.rpc.rpc_threads, 2);
-  for ([[maybe_unused]] const absl::string_view device : absl::StrSplit(options.device, ',')) {
-    count += std::max(options.engine.lanes, 2) + std::max(options.engine.answer_threads, 4);
-  }
-  return count + CountKernelThreads(options);
+  const std::vector<absl::string_view> devices = absl::StrSplit(options.device, ',');
+  const int of_device =
+      std::max(options.engine.lanes, 2) + std::max(options.engine.answer_threads, 4);
+  return 30 + std::clamp(cores, 2, 32) + std::max(options.rpc.rpc_threads, 2) +
+         static_cast<int>(devices.size()) * of_device + CountKernelThreads(options);
 }
 
 // OpenBLAS has a buffer for each thread that calls it.

@@ -63,7 +63,7 @@ constexpr int32_t kInfinity = 0x7f800000;  // the bits of larger magnitudes are 
 float QuantizeToken(const PrologueArgs& args, int64_t m, int8_t* out, const cpu::Bodies& bodies) {
   const int64_t k = args.x.cols;
   const bool given = args.quantization == ActivationQuantization::kStatic;
-  float chunk[kChunk] = {};
+  float chunk[kChunk] = {};  // vectors read past a short last chunk: what is there is the token's
   int32_t largest = 0;
   for (int64_t i = 0; i < k; i += kChunk) {
     const int64_t count = std::min(kChunk, k - i);

@@ -286,15 +286,19 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   return lane.Fetch(y, target, y_bytes);
 }
 
-bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) const {
+bool GatedMlpWork::MayNarrow(int64_t rows) const {
   const Device& device = step_device();
   if (device.host_addressable() || device.info().batch_invariant) return false;
-  if (routed.rows == nullptr || routed.x.rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
+  if (!of_experts || rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
   // The factor of narrow rows is one of sums before the bias.
   for (const auto* stack : {gate_.get(), up_.get(), down_.get()}) {
     if (Here(*stack).bias() != nullptr) return false;
   }
-  if (!IsOneKernel(product)) return false;
+  return true;
+}
+
+bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) const {
+  if (!MayNarrow(routed.x.rows) || !IsOneKernel(product)) return false;
   product.stack = down_.get();
   product.also = nullptr;
   product.x = {nullptr, DType::kFp16, routed.x.rows, first().n};

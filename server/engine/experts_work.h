@@ -122,12 +122,14 @@ class GatedMlpWork final : public RoutedWork {
     const WeightShape& in = first();
     return static_cast<double>(in.n) * static_cast<double>(2 * in.k + last().n);
   }
+  bool MayNarrow(int64_t rows) const override;
   absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                        ExecutionReport* report) const override;
 
  private:
   absl::Status CheckPartitionedAlike() const;
-  // Whether gate and up, and the rows that are combined, have 16 bits, as x and y have.
+  // MayNarrow, and kernels take such rows: gate and up, and the rows that are combined, then have
+  // 16 bits, as x and y have.
   bool Narrows(const RoutedTokens& routed, ExpertProduct product) const;
   // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of
   // gate, then those of up. `sums_factor`: what the sums of `down` are to be multiplied by.

@@ -174,7 +174,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   AWQD_ASSIGN_OR_RETURN(void* sorted, lane.AllocateScratch(kSortedSlot, routed.x.rows * row_bytes));
   routed.x.data = sorted;
   float* factors = nullptr;
-  if (routed.x.rows >= kNarrowRows && x_dtype == DType::kFp16) {
+  if (x_dtype == DType::kFp16 && MayNarrow(routed.x.rows)) {
     AWQD_ASSIGN_OR_RETURN(void* room, lane.AllocateScratch(kFactorsSlot, routed.x.rows * 4));
     routed.factors = factors = static_cast<float*>(room);
   }

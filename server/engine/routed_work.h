@@ -33,7 +33,8 @@ struct RoutedTokens {
   absl::Span<const int64_t> ends;  // of each expert's rows
   const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
   const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
-  const float* factors = nullptr;  // FP32 [rows], kNarrowFactor; null: few rows, or not FP16
+  const float* factors =
+      nullptr;  // FP32 [rows], kNarrowFactor; null: not FP16, or MayNarrow is false
 };
 
 // Tokens that experts multiply, or that all go to one weight.
@@ -83,6 +84,9 @@ class RoutedWork : public Work {
   // Works with equal variants may merge, if they have the same weights. It holds every field that
   // the run of a batch reads from its first work alone; all other fields are read from each work.
   uint64_t variant() const;
+
+  // Whether so many rows may have 16 bits between products (kNarrowRows).
+  virtual bool MayNarrow(int64_t /*rows*/) const { return false; }
 
   // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,

@@ -32,7 +32,7 @@ std::function<bool()> RunQueued(engine::Engine* engine) {
 transport::Options TransportOptions(const Options& options, const engine::Engine& engine) {
   transport::Options out = options.transport;
   out.threads = options.rpc_threads;
-  // A GPU's threads run lone requests alone.
+  // A GPU's lanes gather what comes together; what comes alone is not to wait.
   out.gathers = engine.device().host_addressable();
   if (out.threads > 0) return out;
   // Where the processor computes, one thread for every four cores, because kernels use them all;

@@ -150,7 +150,8 @@ class CallLoop {
   const LongestEvents& longest_events() const { return longest_events_; }
 
   // For a caller that is about to submit something to the engine. True on a thread of a loop that
-  // runs what is queued: it then calls run_queued before it sleeps.
+  // runs what is queued, without gathering only while no other call is in flight: the thread then
+  // calls run_queued before it sleeps.
   static bool WillRunQueued();
 
  private:
