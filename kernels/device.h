@@ -12,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "kernels/types.h"
 
 namespace awqd {
@@ -61,6 +63,24 @@ class Stream {
   virtual absl::Status Synchronize() = 0;
 };
 
+// Bytes to copy; the two places do not overlap.
+struct CopyPiece {
+  void* to = nullptr;
+  const void* from = nullptr;
+  int64_t bytes = 0;
+  bool between_devices = false;  // one place is memory of another device
+};
+
+// A point in a stream of another process, which that process may move. Thread-safe.
+class SharedEvent {
+ public:
+  virtual ~SharedEvent() = default;
+  // Later work on `stream` starts when the work is done that the other process recorded last.
+  virtual absl::Status Wait(StreamView stream) = 0;
+  // The other process may wait for the work that `stream` has now.
+  virtual absl::Status Record(StreamView stream) = 0;
+};
+
 enum class MemoryKind : uint8_t {
   kDevice,   // buffers that kernels read and write
   kWeights,  // as kDevice, but apart from it, so that unloading returns all memory of a weight
@@ -97,6 +117,21 @@ class Device {
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                                   StreamView stream) = 0;
 
+  // Copies pieces in stream order. Each place is device memory or staging memory.
+  virtual absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) = 0;
+
+  // Maps memory of this device that another process exported, the whole allocation; the buffer's
+  // end unmaps it. It stays valid when that process ends. `handle`: the bytes of a
+  // cudaIpcMemHandle_t. UNIMPLEMENTED on a device that shares no memory so, INVALID_ARGUMENT for
+  // what is no handle of it.
+  virtual absl::StatusOr<Buffer> ImportMemory(absl::string_view /*handle*/) {
+    return SharesNothing();
+  }
+  // Likewise an event of another process; `handle`: the bytes of a cudaIpcEventHandle_t.
+  virtual absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view /*handle*/) {
+    return SharesNothing();
+  }
+
   // True if the host can read and write device memory directly, as on the CPU, so that copies can
   // be skipped.
   virtual bool host_addressable() const = 0;
@@ -106,6 +141,11 @@ class Device {
 
   // False after a sticky error: results of this device can no longer be trusted.
   virtual bool healthy() const = 0;
+
+ private:
+  absl::Status SharesNothing() const {
+    return absl::UnimplementedError(info().id + ": shares no memory of GPUs with other processes");
+  }
 };
 
 struct DeviceOptions {

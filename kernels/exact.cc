@@ -5,6 +5,11 @@
 namespace awqd {
 
 float WeightValue(const HostWeight& weight, int64_t row, int64_t col) {
+  if (weight.scheme.code == CodeKind::kVector) {
+    DecodedBlock block;
+    InfoOf(weight.scheme.vector).decode(weight.Block(row, col), &block);
+    return block.Element(row % kVectorBlock) * weight.Outer(col);
+  }
   const QuantizationScheme& d = weight.scheme;
   const int64_t group = row / weight.group_rows();
   const float code = DecodeCode(d.code, weight.table.data(), weight.Code(row, col));

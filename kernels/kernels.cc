@@ -3,6 +3,7 @@
 #include "kernels/kernels.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backends.h"
@@ -38,6 +39,12 @@ absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
   return absl::OkStatus();
 }
 
+// For people: the part of the weight that INT8 activations cannot have; empty without.
+absl::string_view InputTransform(const DeviceWeight& weight) {
+  if (weight.hadamard.size > 0) return "transform";
+  return weight.factor() != nullptr ? "factor" : "";
+}
+
 Path Other(Path path) { return path == Path::kFused ? Path::kDequantize : Path::kFused; }
 
 // Checks a product of INT8 activations. Its results are integers, to which no part of a floating
@@ -51,8 +58,9 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
                                                  weight.layout->name, " has no kernel on ",
                                                  weight.device->info().id));
   }
-  if (args.bias != nullptr || weight.factor() != nullptr) {
-    return Invalid(kNoInt8, "the product has a ", args.bias != nullptr ? "bias" : "factor");
+  if (args.bias != nullptr || weight.transforms_input()) {
+    return Invalid(kNoInt8, "the product has a ",
+                   args.bias != nullptr ? "bias" : InputTransform(weight));
   }
   if (args.activation != ActivationFunction::kNone) {
     return Invalid("activation function: got ", Name(args.activation),
@@ -74,7 +82,9 @@ absl::Status CheckQuantized(const MatmulArgs& args) {
                      " has no kernel for quantised activations on ", weight.device->info().id));
   }
   const bool int8 = args.x.dtype == DType::kInt8;
-  if (int8 && weight.factor() != nullptr) return Invalid(kNoInt8, "the weight has a factor");
+  if (int8 && weight.transforms_input()) {
+    return Invalid(kNoInt8, "the weight has a ", InputTransform(weight));
+  }
   const bool wants_scales = int8 || args.quantization == ActivationQuantization::kStatic;
   if (int8 && args.quantization != ActivationQuantization::kNone) {
     return Invalid("activation quantization: got one of INT8 activations, expected none");
@@ -106,11 +116,13 @@ const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DTy
 
 // The parts of a product's workspace, one after the other.
 struct Workspace {
-  int64_t row = 0;       // bytes that the row needs
-  int64_t prologue = 0;  // x in the form that the row reads
-  int64_t sums = 0;      // FP32 [M, N] for the epilogue; 0: in y
+  int64_t row = 0;        // bytes that the row needs
+  int64_t transform = 0;  // the result of the transform
+  int64_t prologue = 0;   // x in the form that the row reads
+  int64_t sums = 0;       // FP32 [M, N] for the epilogue; 0: in y
 
-  int64_t prologue_offset() const { return RoundUp(row, kAlign); }
+  int64_t transform_offset() const { return RoundUp(row, kAlign); }
+  int64_t prologue_offset() const { return transform_offset() + RoundUp(transform, kAlign); }
   int64_t sums_offset() const { return prologue_offset() + RoundUp(prologue, kAlign); }
   int64_t total() const { return sums_offset() + sums; }
 };
@@ -123,6 +135,7 @@ Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_
   if (row.workspace_bytes != nullptr) {
     out.row = row.workspace_bytes(shape, weight.device->info(), m);
   }
+  if (weight.hadamard.size > 0) out.transform = m * shape.k * 4;
   if (row.input_form != InputForm::kAny || MustReorder(weight)) {
     out.prologue = StepsOf(*weight.device).prologue_bytes(row.input_form, m, shape.k);
   }
@@ -138,16 +151,28 @@ Workspace PlanWorkspace(const GroupedArgs& args, const KernelRow& row) {
   return out;
 }
 
-// Runs prologue, product and epilogue. Args: MatmulArgs or GroupedArgs. `product`: the row's copy
-// of `args`, whose x and y are replaced. `bias`: added by the epilogue.
+// Runs transform, prologue, product and epilogue. Args: MatmulArgs or GroupedArgs. `product`: the
+// row's copy of `args`, whose x and y are replaced. `bias`: added by the epilogue.
 template <typename Args>
 absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const KernelRow& row,
                       const Workspace& at, PrologueArgs prologue, const float* bias, Args product,
                       absl::Status (*run)(const Args&, StreamView), StreamView stream) {
   const Steps& steps = StepsOf(*weight.device);
   char* const workspace = static_cast<char*>(args.workspace);
-  if (MustReorder(weight) || !steps.needs_no_prologue(row.input_form, args.x)) {
-    prologue.x = args.x;
+  prologue.x = args.x;
+  if (weight.hadamard.size > 0) {
+    AWQD_ASSIGN_OR_RETURN(prologue.x,
+                          steps.transform_rows({.x = args.x,
+                                                .factor = std::exchange(prologue.factor, nullptr),
+                                                .hadamard = weight.hadamard,
+                                                .form = row.input_form,
+                                                .out = workspace + at.transform_offset()},
+                                               *weight.device, stream));
+    product.x = prologue.x;
+    if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
+  }
+  if (prologue.order != nullptr || prologue.factor != nullptr ||
+      !steps.needs_no_prologue(row.input_form, prologue.x)) {
     prologue.form = row.input_form;
     prologue.out = workspace + at.prologue_offset();
     PrologueResult tokens;
@@ -319,7 +344,7 @@ const KernelRow* GroupedRow(const GroupedArgs& args) {
     const KernelRow* const own = weight.plan.Grouped(mean);
     if (row == nullptr) row = own;
     return own != nullptr && own == row && IsLike(weight, *args.experts.front()) &&
-           !weight.sections.Has(Part::kOrder) && !weight.sections.Has(Part::kFactor);
+           !weight.sections.Has(Part::kOrder) && !weight.transforms_input();
   });
   return alike && (row->inputs & MaskOf(args.x.dtype)) != 0 ? row : nullptr;
 }
@@ -340,6 +365,10 @@ absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView strea
 
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream) {
   return args.count == 0 ? absl::OkStatus() : StepsOf(device).multiply_by_up(args, device, stream);
+}
+
+absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream) {
+  return args.x.rows == 0 ? absl::OkStatus() : StepsOf(device).gate_tokens(args, device, stream);
 }
 
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {

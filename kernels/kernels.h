@@ -61,10 +61,10 @@ int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
 // Runs the plan's row for args.x.rows tokens on `path`. Uses the other path's row when this path
 // has none, and reports the row that ran in `ran`. M = 0 runs nothing and succeeds. INT8
 // activations use WeightPlan::integer on either path; INVALID_ARGUMENT when the weight has no
-// integer products (WhyNoIntegers), or has a bias or a factor. Quantised activations use
-// WeightPlan::quantized; INVALID_ARGUMENT when the codes are not integers, or when INT8 x meets a
-// factor; UNIMPLEMENTED when the layout has no kernel for them. Enqueues on `stream`; the stream's
-// Synchronize returns errors of the work itself.
+// integer products (WhyNoIntegers), or has a bias, a factor or a transform. Quantised activations
+// use WeightPlan::quantized; INVALID_ARGUMENT when the codes are not integers, or when INT8 x meets
+// a factor or a transform; UNIMPLEMENTED when the layout has no kernel for them. Enqueues on
+// `stream`; the stream's Synchronize returns errors of the work itself.
 absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView stream,
                              const KernelRow** ran = nullptr);
 
@@ -91,6 +91,7 @@ absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, Stream
 
 absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream);
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream);
+absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream);
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream);
 
 }  // namespace awqd

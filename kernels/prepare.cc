@@ -92,6 +92,7 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
   auto out = std::make_shared<DeviceWeight>();
   out->shape = ShapeOf(weight);
   out->format = weight.format;
+  out->hadamard = weight.hadamard;
   out->activations = weight.activations;
   out->device = &device;
   AWQD_ASSIGN_OR_RETURN(Plan plan, Select(out->shape, device.info(), rows));

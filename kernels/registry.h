@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -45,8 +46,8 @@ struct MatmulArgs {
 };
 
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
-// are contiguous. All experts have the shape and the plan of the first; none has an order or a
-// factor. Several stacks may multiply the same rows: their results follow each other in y.
+// are contiguous. All experts have the shape and the plan of the first; none has an order, a factor
+// or a transform. Several stacks may multiply the same rows: their results follow each other in y.
 struct GroupedArgs {
   absl::Span<const DeviceWeight* const> experts;  // [stacks * experts]
   absl::Span<const int64_t> ends;                 // end of each expert's rows, in host memory
@@ -107,8 +108,8 @@ constexpr uint32_t MaskOf(CodeKind kind) { return 1u << static_cast<int>(kind); 
 inline constexpr uint32_t kIntegerZeros = MaskOf(ZeroKind::kConstant) | MaskOf(ZeroKind::kStored);
 inline constexpr uint32_t kRealZeros = MaskOf(ZeroKind::kRealBefore) | MaskOf(ZeroKind::kRealAfter);
 
-// The schemes that a row serves. Order, factor, outer scale and bias need no claim: the prologue,
-// the layout's Part::kOuter and the epilogue provide them for every row.
+// The schemes that a row serves. Order, factor, transform, outer scale and bias need no claim: the
+// prologue, the layout's Part::kOuter and the epilogue provide them for every row.
 struct Claims {
   uint32_t codes = MaskOf(CodeKind::kUnsigned);
   uint32_t bits = 0;  // bit b: accepts unsigned codes of b bits
@@ -118,14 +119,24 @@ struct Claims {
   int64_t group_multiple = 1;
   bool column_blocks = false;  // blocks of more than one column
 };
-// Every legal scheme.
-inline constexpr Claims kEverything = {
+// Every legal scheme whose codes are of single elements.
+inline constexpr Claims kElementCodes = {
     .codes = MaskOf(CodeKind::kUnsigned) | MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) |
              MaskOf(CodeKind::kTable),
     .bits = 0b111111110,
     .zeros = kIntegerZeros | kRealZeros,
     .scales = kFloatingMask | MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0) | MaskOf(DType::kInt8),
     .column_blocks = true};
+// Vector codes alone, and every legal scheme.
+inline constexpr Claims kVectorCodes = {.codes = MaskOf(CodeKind::kVector),
+                                        .zeros = MaskOf(ZeroKind::kConstant),
+                                        .scales = 0,
+                                        .group_multiple = kVectorBlock};
+inline constexpr Claims kEverything = {.codes = kElementCodes.codes | kVectorCodes.codes,
+                                       .bits = kElementCodes.bits,
+                                       .zeros = kElementCodes.zeros,
+                                       .scales = kElementCodes.scales,
+                                       .column_blocks = true};
 // The schemes of integer products: integer codes and zeros, and no scale.
 inline constexpr Claims kIntegers = {.bits = kEverything.bits, .scales = 0};
 // The schemes of products of quantised activations: integer codes with any zeros and scales.
@@ -156,9 +167,10 @@ struct KernelRow {
   // The fewest tokens for which the row's priority counts; with fewer it serves only where no other
   // row does. Null: min_m.
   int64_t (*preferred_from)(const WeightShape&, const DeviceInfo&) = nullptr;
-  // A fused matmul that was measured against decoding the weight first, at every token count that
-  // it serves and every shape of a model's layers, and is faster or at most 5 % slower.
-  bool replaces_dense = false;
+  // A fused matmul that was measured against decoding the weight first, on every shape of a model's
+  // layers: the number of tokens from which that takes less time; kNeverDense: none. Null, and 0:
+  // not measured.
+  int64_t (*dense_from)(const WeightShape&, const DeviceInfo&) = nullptr;
   // A matmul whose bits for a token depend on that token and the weight alone: neither on M nor on
   // other tokens. Rows of one layout and device with this flag agree with each other, because a
   // plan may change from one to another as M grows.
@@ -177,6 +189,10 @@ struct KernelRow {
   std::string (*grouped_table)(const GroupedArgs&) = nullptr;
   absl::Status (*grouped)(const GroupedArgs&, StreamView) = nullptr;
 };
+
+// No product has so many tokens.
+inline constexpr int64_t kNeverDense = std::numeric_limits<int64_t>::max();
+inline int64_t NeverDense(const WeightShape&, const DeviceInfo&) { return kNeverDense; }
 
 // The rows of all backends in this binary, in a fixed order.
 absl::Span<const KernelRow* const> AllKernels();

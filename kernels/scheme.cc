@@ -29,6 +29,7 @@ constexpr NamedCode kNamedCodes[] = {
     {CodeKind::kE2m1, 4, "e2m1"}, {CodeKind::kTable, 4, "t4"}, {CodeKind::kE4m3, 8, "e4m3"}};
 
 std::string PrintedCode(const QuantizationScheme& d) {
+  if (d.code == CodeKind::kVector) return std::string(InfoOf(d.vector).name);
   for (const NamedCode& code : kNamedCodes) {
     if (code.kind == d.code) return std::string(code.name);
   }
@@ -48,6 +49,11 @@ std::string PrintedZero(const QuantizationScheme& d) {
   if (d.real_zeros()) return (d.zero_kind == ZeroKind::kRealBefore ? "r" : "o") + type;
   if (d.is_integer() && d.symmetric()) return "s";
   return d.zero == 0 ? "" : absl::StrCat("m", d.zero);
+}
+
+std::string PrintedScale(const QuantizationScheme& d) {
+  if (!d.scale_dtype) return "+1";
+  return *d.scale_dtype == DType::kFp16 ? "" : absl::StrCat("+", Printed(*d.scale_dtype));
 }
 
 // Removes leading decimal digits from `text`.
@@ -126,16 +132,39 @@ bool ConsumeScale(absl::string_view* text, QuantizationScheme* out) {
   return ConsumeDType(text, &*out->scale_dtype);
 }
 
+bool ConsumeVectors(absl::string_view* text, QuantizationScheme* out) {
+  for (const VectorCodeInfo& info : VectorCodes()) {
+    if (!absl::ConsumePrefix(text, info.name)) continue;
+    *out = Vectors(info.code);
+    return true;
+  }
+  return false;
+}
+
 bool ConsumeOuter(absl::string_view* text, QuantizationScheme* out) {
   if (absl::ConsumePrefix(text, "*c")) out->outer = OuterKind::kColumn;
   if (absl::ConsumePrefix(text, "*t")) out->outer = OuterKind::kOne;
   return text->empty();
 }
 
-absl::Status ValidateCode(const QuantizationScheme& d) {
+absl::Status ValidateVectors(const QuantizationScheme& d, int64_t k) {
+  QuantizationScheme expected = Vectors(d.vector);
+  expected.outer = d.outer;
+  if (InfoOf(d.vector).name.empty() || d != expected) {
+    return BadValue("quantization scheme", "vector codes with other parts", "blocks alone");
+  }
+  if (k % kVectorBlock == 0) return absl::OkStatus();
+  return BadValue("K (in features)", k, absl::StrCat("a multiple of ", kVectorBlock));
+}
+
+absl::Status ValidateCode(const QuantizationScheme& d, int64_t k) {
+  if (d.code != CodeKind::kVector && d.vector != VectorCode::kNone) {
+    return BadValue("code", InfoOf(d.vector).name, "no vector code for other kinds");
+  }
   if (d.is_integer()) {
     return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
   }
+  if (d.code == CodeKind::kVector) return ValidateVectors(d, k);
   for (const NamedCode& code : kNamedCodes) {
     if (code.kind != d.code) continue;
     if (d.bits == code.bits) return absl::OkStatus();
@@ -187,10 +216,19 @@ QuantizationScheme Asymmetric(int bits, int64_t block_rows, DType scale) {
   return out;
 }
 
+QuantizationScheme Vectors(VectorCode code) {
+  return {.code = CodeKind::kVector,
+          .vector = code,
+          .bits = 8,
+          .block_rows = kVectorBlock,
+          .zero_kind = ZeroKind::kConstant,
+          .scale_dtype = std::nullopt};
+}
+
 absl::Status Validate(const QuantizationScheme& d, int64_t k, int64_t n) {
   if (k < 1) return BadValue("K (in features)", k, "at least 1");
   if (n < 1) return BadValue("N (out features)", n, "at least 1");
-  AWQD_RETURN_IF_ERROR(ValidateCode(d));
+  AWQD_RETURN_IF_ERROR(ValidateCode(d, k));
   AWQD_RETURN_IF_ERROR(ValidateBlock(d, k, n));
   AWQD_RETURN_IF_ERROR(ValidateZero(d));
   if (d.scale_dtype && !absl::c_linear_search(kScaleTypes, *d.scale_dtype)) {
@@ -200,11 +238,9 @@ absl::Status Validate(const QuantizationScheme& d, int64_t k, int64_t n) {
 }
 
 std::string ToString(const QuantizationScheme& d) {
-  std::string out = absl::StrCat(PrintedCode(d), PrintedBlock(d), PrintedZero(d));
-  if (!d.scale_dtype) {
-    out += "+1";
-  } else if (*d.scale_dtype != DType::kFp16) {
-    absl::StrAppend(&out, "+", Printed(*d.scale_dtype));
+  std::string out = PrintedCode(d);
+  if (d.code != CodeKind::kVector) {
+    absl::StrAppend(&out, PrintedBlock(d), PrintedZero(d), PrintedScale(d));
   }
   if (d.outer == OuterKind::kColumn) out += "*c";
   if (d.outer == OuterKind::kOne) out += "*t";
@@ -214,8 +250,10 @@ std::string ToString(const QuantizationScheme& d) {
 absl::StatusOr<QuantizationScheme> ParseScheme(absl::string_view text) {
   QuantizationScheme out;
   absl::string_view rest = text;
-  if (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) && ConsumeZero(&rest, &out) &&
-      ConsumeScale(&rest, &out) && ConsumeOuter(&rest, &out)) {
+  const bool read =
+      ConsumeVectors(&rest, &out) || (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) &&
+                                      ConsumeZero(&rest, &out) && ConsumeScale(&rest, &out));
+  if (read && ConsumeOuter(&rest, &out)) {
     return out;
   }
   return BadValue("quantization scheme",

@@ -8,7 +8,8 @@
 //
 // Printed in the order of the formula (ToString):
 //
-//   code    w1 .. w8 (unsigned integers), e2m1, e4m3, t4 (4 bits into a table of 16)
+//   code    w1 .. w8 (unsigned integers), e2m1, e4m3, t4 (4 bits into a table of 16), or the name of
+//           a vector code (iq2_xxs, base/vector_codes.h), which has its scales in it
 //   block   g128 (128 x 1), c (K x 1, a scale per column), t (one for all), b128x128
 //   zero    z stored, s 2^(bits-1), m5 the constant 5, r real before the scale, o real after it;
 //           nothing: 0. Real ones other than FP16 say their type: r:bf16
@@ -25,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/vector_codes.h"
 #include "kernels/types.h"
 
 namespace awqd {
@@ -34,6 +36,7 @@ enum class CodeKind : uint8_t {
   kE2m1,      // 4 bits: 0 0.5 1 1.5 2 3 4 6, and the same negative
   kE4m3,      // 8 bits, with NaN and without infinity
   kTable,     // 4 bits: an index into 16 FP32 values that come with the weight
+  kVector,    // blocks of vector codes
 };
 
 enum class ZeroKind : uint8_t {
@@ -47,7 +50,8 @@ enum class OuterKind : uint8_t { kNone, kOne, kColumn };
 
 struct QuantizationScheme {
   CodeKind code = CodeKind::kUnsigned;
-  int bits = 4;            // of a code: 1..8; 4 for kE2m1 and kTable, 8 for kE4m3
+  VectorCode vector = VectorCode::kNone;  // of kVector
+  int bits = 4;            // of a code: 1..8; 4 for kE2m1 and kTable, 8 for kE4m3 and kVector
   int64_t block_rows = 0;  // gk; 0: all of K
   int64_t block_cols = 1;  // gn; 0: all of N
   ZeroKind zero_kind = ZeroKind::kStored;
@@ -76,8 +80,15 @@ QuantizationScheme Symmetric(int bits, int64_t block_rows, DType scale = DType::
 // One stored zero and one scale per `block_rows` rows of a column.
 QuantizationScheme Asymmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
 
+// Vector codes: blocks of 256 rows of a column, without other scales and zeros.
+QuantizationScheme Vectors(VectorCode code);
+
 // Bits that a code has in a HostWeight: the scheme's bits, rounded up to 2, 4 or 8.
 constexpr int CodeBits(int bits) { return bits <= 2 ? 2 : bits <= 4 ? 4 : 8; }
+// The same for any scheme; of vector codes those of a block.
+constexpr int CodeBits(const QuantizationScheme& d) {
+  return d.code == CodeKind::kVector ? 8 * VectorBlockBytes(d.vector) : CodeBits(d.bits);
+}
 
 // Returns INVALID_ARGUMENT with the wrong part, the value got and the value expected. `k`, `n`: in
 // and out features of the weight, at least 1.

@@ -1,22 +1,35 @@
 // The steps before and after a row's product, the same for every row of a backend:
 //
-//   x --prologue--> x' --product--> sums --epilogue--> y
+//   x --transform, prologue--> x' --product--> sums --epilogue--> y
 //
-// The prologue brings the columns of x into the order of stored rows, multiplies them by the
-// weight's factor, and converts them to the form that the row reads; for quantised activations it
-// rounds them to INT8. The epilogue adds the bias, applies the activation function and rounds. A
-// step without work does not run: the row then reads the caller's x, or writes y with its bias.
+// The transform multiplies x by the weight's factor and then blocks of it by a Hadamard matrix. The
+// prologue brings the columns of x into the order of stored rows, multiplies them by the factor
+// where there was no transform, and converts them to the form that the row reads; for quantised
+// activations it rounds them to INT8. The epilogue adds the bias, applies the activation function
+// and rounds. A step without work does not run: the row then reads the caller's x, or writes y with
+// its bias.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/registry.h"
 
 namespace awqd {
 
+// out = (x * factor) H by blocks, as TransformBlock of exact.h has it in FP32. The result is FP32;
+// on GPUs it is rounded to the type of x where the row does not read INT8.
+struct TransformArgs {
+  ConstMatrixView x;              // [M, K], the caller's; a floating type
+  const float* factor = nullptr;  // FP32 [K] or null
+  Hadamard hadamard;
+  InputForm form = InputForm::kAny;  // that the row reads
+  void* out = nullptr;               // 4 * M * K bytes, 256-byte aligned
+};
+
 struct PrologueArgs {
-  ConstMatrixView x;               // [M, K], the caller's
+  ConstMatrixView x;               // [M, K], the caller's, or the result of the transform
   const int32_t* order = nullptr;  // int32 [K] or null
   const float* factor = nullptr;   // FP32 [K] by in-feature, or null
   InputForm form = InputForm::kAny;
@@ -82,7 +95,7 @@ struct GatherArgs {
   float* factors = nullptr;
 };
 
-// gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half`, on GPUs
+// gate[i] = GateFloat(gate[i], up[i]) of exact.h: the middle of a gated MLP. With `half`, on GPUs
 // only, the result goes there instead, as the prologue converts FP32 rows to FP16: each row times
 // its own power of two. Then gate and up may have 16 bits, times NarrowFactor(dtype).
 struct GateArgs {
@@ -90,6 +103,7 @@ struct GateArgs {
   const void* up = nullptr;
   int64_t count = 0;
   ActivationFunction activation = ActivationFunction::kNone;
+  GateParameters parameters = {};
   uint16_t* half = nullptr;     // FP16 [count / cols, cols]
   int64_t cols = 0;             // columns of `half`
   float* half_scale = nullptr;  // FP32 [count / cols]: factor of the sums of its rows
@@ -97,8 +111,17 @@ struct GateArgs {
   float sums_factor = 1;        // another factor of those sums
 };
 
+// out[i] = sigmoid(sum over k of x[i, k] * gates[which[i], k]), summed in an order that depends on K
+// alone: the gate of a shared expert (Qwen2MoeSparseMoeBlock of transformers).
+struct TokenGateArgs {
+  ConstMatrixView x;               // [tokens, K], a floating type
+  const float* gates = nullptr;    // FP32 [.., K]
+  const int32_t* which = nullptr;  // int32 [tokens]
+  float* out = nullptr;            // FP32 [tokens]
+};
+
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32
-// in the order of j, so that the bits do not depend on the order of the rows.
+// in the order of j, so that the bits do not depend on the order of the rows. `added` comes last.
 struct CombineArgs {
   const void* in = nullptr;  // [.., cols] of in_dtype; of 16 bits on GPUs, times NarrowFactor
   int64_t cols = 0;
@@ -109,9 +132,13 @@ struct CombineArgs {
   void* y = nullptr;  // [count, cols]
   DType y_dtype = DType::kFp16;
   DType in_dtype = DType::kFp32;
+  const float* added = nullptr;          // FP32 [count, cols], or null
+  const float* added_weights = nullptr;  // FP32 [count], or null: all are 1
 };
 
 struct Steps {
+  // Enqueues the transform and returns where its result will be.
+  absl::StatusOr<ConstMatrixView> (*transform_rows)(const TransformArgs&, Device&, StreamView);
   // Whether a row that reads the form `form` can read x where it is.
   bool (*needs_no_prologue)(InputForm form, const ConstMatrixView& x);
   int64_t (*prologue_bytes)(InputForm form, int64_t m, int64_t k);
@@ -121,6 +148,7 @@ struct Steps {
   // Steps between the products of experts and of a gated MLP.
   absl::Status (*gather_rows)(const GatherArgs&, Device&, StreamView);
   absl::Status (*multiply_by_up)(const GateArgs&, Device&, StreamView);
+  absl::Status (*gate_tokens)(const TokenGateArgs&, Device&, StreamView);
   absl::Status (*combine_rows)(const CombineArgs&, Device&, StreamView);
 };
 

@@ -23,7 +23,7 @@ absl::string_view Name(CpuIsa isa) {
 }
 
 absl::string_view Name(ActivationFunction activation) {
-  return NameIn({"none", "relu", "gelu", "silu"}, activation);
+  return NameIn({"none", "relu", "gelu", "silu", "gelu_tanh", "swiglu_oai", "situ"}, activation);
 }
 
 absl::string_view Name(Path path) { return NameIn({"fused", "dequantize"}, path); }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -76,9 +77,27 @@ struct BasicMatrixView {
 using MatrixView = BasicMatrixView<void>;
 using ConstMatrixView = BasicMatrixView<const void>;
 
-// Functions applied to a product's result before it is rounded. GELU is the exact one, with erf.
-enum class ActivationFunction : uint8_t { kNone, kRelu, kGelu, kSilu };
-absl::string_view Name(ActivationFunction activation);  // "none", "relu", "gelu", "silu"
+// Functions applied to a product's result before it is rounded. kGelu is the exact one, with erf.
+// kSwigluOai and kSitu are functions of gate and up, of gated MLPs alone. exact.h has the formulas.
+enum class ActivationFunction : uint8_t {
+  kNone,
+  kRelu,
+  kGelu,
+  kSilu,
+  kGeluTanh,
+  kSwigluOai,
+  kSitu
+};
+absl::string_view Name(ActivationFunction activation);  // "none", "gelu_tanh"
+
+// The constants of a gated MLP's activation function.
+struct GateParameters {
+  float limit = std::numeric_limits<float>::infinity();  // of gate, and of up on either side
+  float alpha = 0;                                       // kSwigluOai
+  float beta = 0, linear_beta = 0;                       // kSitu; linear_beta 0: up is as it is
+
+  friend bool operator==(const GateParameters&, const GateParameters&) = default;
+};
 
 // How floating activations x are converted to INT8 before a product: x is about scale * q.
 enum class ActivationQuantization : uint8_t {

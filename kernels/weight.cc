@@ -39,9 +39,26 @@ absl::Status CheckZeros(const HostWeight& w, int64_t cells) {
                   absl::StrCat("0 to ", most, " for codes of ", d.bits, " bits"));
 }
 
+// Any bits are a code, but d must be finite.
+absl::Status CheckBlocks(const HostWeight& w) {
+  const auto scale = InfoOf(w.scheme.vector).scale;
+  const int64_t bytes = VectorBlockBytes(w.scheme.vector);
+  constexpr uint16_t kExponent = 0x7c00;
+  const int64_t blocks = w.code_rows() * w.n;
+  for (int64_t i = 0; i < blocks; ++i) {
+    if ((scale(w.codes.data() + i * bytes) & kExponent) != kExponent) continue;
+    return BadValue(
+        "codes",
+        absl::StrCat("a scale that is no number in block ", i / w.n, " of column ", i % w.n),
+        "finite numbers");
+  }
+  return absl::OkStatus();
+}
+
 // Codes narrower than their storage must leave its upper bits clear.
 absl::Status CheckCodes(const HostWeight& w) {
-  AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.k * w.row_bytes(), "bytes"));
+  AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.code_rows() * w.row_bytes(), "bytes"));
+  if (w.scheme.code == CodeKind::kVector) return CheckBlocks(w);
   const int bits = w.scheme.bits, place = w.code_bits();
   if (bits == place) return absl::OkStatus();
   int above = 0;
@@ -140,6 +157,7 @@ float LargestCode(const HostWeight& w) {
       }
       return most;
     case CodeKind::kUnsigned:
+    case CodeKind::kVector:  // has no scales to multiply it
       break;
   }
   return static_cast<float>((1 << w.scheme.bits) - 1);
@@ -212,6 +230,18 @@ float HostWeight::Scale(int64_t group, int64_t col) const {
   return LoadElement(scales.data(), *scheme.scale_dtype, Cell(group, col));
 }
 
+absl::Status Validate(const Hadamard& hadamard, int64_t k) {
+  const auto [size, scale] = hadamard;
+  if (size == 0) return absl::OkStatus();
+  if (size < 2 || size > Hadamard::kMostRows || (size & (size - 1)) != 0 || k % size != 0) {
+    return BadValue(
+        "hadamard_size", absl::StrCat(size),
+        absl::StrCat("a power of two from 2 to ", Hadamard::kMostRows, " that divides K = ", k));
+  }
+  if (scale > 0 && std::isfinite(scale)) return absl::OkStatus();
+  return BadValue("scale of the transform", absl::StrCat(scale), "a positive number");
+}
+
 absl::Status Validate(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(Validate(w.scheme, w.k, w.n));
   AWQD_RETURN_IF_ERROR(CheckCodes(w));
@@ -228,6 +258,7 @@ absl::Status ValidateBesideCodes(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(CheckFloats("outer", w.outer, OuterCount(w)));
   AWQD_RETURN_IF_ERROR(CheckOrder(w));
   if (!w.factor.empty()) AWQD_RETURN_IF_ERROR(CheckFloats("factor", w.factor, w.k));
+  AWQD_RETURN_IF_ERROR(Validate(w.hadamard, w.k));
   if (!w.bias.empty()) AWQD_RETURN_IF_ERROR(CheckCount("bias", w.bias.size(), w.n, "values"));
   return absl::OkStatus();
 }

@@ -39,6 +39,10 @@ struct WeightShape {
   int64_t block_cols() const { return scheme.block_cols == 0 ? n : scheme.block_cols; }
   int64_t column_blocks() const { return CeilDiv(n, block_cols()); }
   int64_t cells() const { return groups() * column_blocks(); }  // cells with a scale and a zero
+
+  // Rows of codes, and their bytes, as a HostWeight and the layout "plain" have them.
+  int64_t code_rows() const { return scheme.code == CodeKind::kVector ? k / kVectorBlock : k; }
+  int64_t row_bytes() const { return CeilDiv(n * CodeBits(scheme), 8); }
 };
 
 // Returns "" when the products of any INT8 activations and the weight are integers that INT32
@@ -57,6 +61,17 @@ struct DeclaredActivations {
   float scale = 0;                                             // for kStatic
 };
 
+// A transform of activations before a product: each block of `size` in-features is multiplied by
+// the Hadamard matrix H[i, j] = scale * (-1)^(number of ones in i & j), which is symmetric.
+struct Hadamard {
+  static constexpr int64_t kMostRows = 16384;  // a block of FP32 in a GPU's shared memory
+
+  int64_t size = 0;  // a power of two from 2 to kMostRows that divides K; 0: no transform
+  float scale = 0;   // 1 / sqrt(size), as a checkpoint rounded it; positive and finite
+
+  friend bool operator==(const Hadamard&, const Hadamard&) = default;
+};
+
 // A decoded weight; every checkpoint format decodes to this.
 struct HostWeight {
   int64_t k = 0;
@@ -64,8 +79,8 @@ struct HostWeight {
   QuantizationScheme scheme;
   std::string format;  // name of the checkpoint format it came from
 
-  // Codes [K, N], row-major, each in code_bits() bits, least significant first along N. Every row
-  // begins with a new byte, and bits beyond N are 0.
+  // Codes [code_rows(), N], row-major, each in code_bits() bits, least significant first along N.
+  // Every row begins with a new byte, and bits beyond N are 0. A vector code is a whole block.
   std::vector<uint8_t> codes;
   // Zeros [groups, column blocks]: for kStored one byte each, for the real kinds the raw bits of
   // scheme.zero_dtype; empty for kConstant.
@@ -77,17 +92,26 @@ struct HostWeight {
   std::vector<float> outer;    // 1 value for OuterKind::kOne, N for kColumn
   std::vector<int32_t> order;  // [K], or empty: row i is in-feature order[i]
   std::vector<float> factor;   // [K] by in-feature, or empty: factors of the activations
+  Hadamard hadamard;           // of the activations times their factors
   // [N], or empty. FP32 holds FP16 and BF16 values exactly, here and in the parts above.
   std::vector<float> bias;
   DeclaredActivations activations;
 
   // Leaves out the properties that ShapeOf measures from the scales.
   WeightShape shape() const { return {k, n, scheme}; }
-  int code_bits() const { return CodeBits(scheme.bits); }
+  int code_bits() const { return CodeBits(scheme); }
+  int64_t code_rows() const { return shape().code_rows(); }
   int64_t group_rows() const { return shape().group_rows(); }
   int64_t groups() const { return shape().groups(); }
   int64_t row_bytes() const { return CeilDiv(n * code_bits(), 8); }
+  // Whether W of x @ W is another matrix than the stored one: a factor or a transform is in it.
+  bool transforms_input() const { return !factor.empty() || hadamard.size > 0; }
+  // A block of vector codes, whose first row is `row`, a multiple of kVectorBlock.
+  const uint8_t* Block(int64_t row, int64_t col) const {
+    return codes.data() + row / kVectorBlock * row_bytes() + col * code_bits() / 8;
+  }
 
+  // For codes of single elements.
   int Code(int64_t row, int64_t col) const {
     const int bits = code_bits();
     const int64_t bit = col * bits;
@@ -115,9 +139,11 @@ struct HostWeight {
 };
 
 // INVALID_ARGUMENT names the part: the scheme is illegal, a part has the wrong number of
-// bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, or an order
-// is not a permutation. Scales may be any number and follow IEEE arithmetic.
+// bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, an order is
+// not a permutation, or a transform does not fit K. Scales may be any number and follow IEEE
+// arithmetic.
 absl::Status Validate(const HostWeight& weight);
+absl::Status Validate(const Hadamard& hadamard, int64_t k);
 // Validates everything but the codes, which may be absent.
 absl::Status ValidateBesideCodes(const HostWeight& weight);
 
@@ -206,6 +232,7 @@ struct DeviceWeight {
   Sections sections;
   Buffer storage;  // device memory, sections.total() bytes
   Device* device = nullptr;
+  Hadamard hadamard;
   DeclaredActivations activations;
   WeightPlan plan;
 
@@ -223,6 +250,8 @@ struct DeviceWeight {
   const float* bias() const { return Floats(Part::kBias); }
   const int32_t* order() const { return reinterpret_cast<const int32_t*>(part(Part::kOrder)); }
   int64_t bytes() const { return storage.size(); }
+  // As HostWeight has it.
+  bool transforms_input() const { return factor() != nullptr || hadamard.size > 0; }
 
  private:
   const float* Floats(Part which) const { return reinterpret_cast<const float*>(part(which)); }

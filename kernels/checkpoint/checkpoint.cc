@@ -121,6 +121,7 @@ absl::Status Checkpoint::FindRules(const QuantSettings& settings) {
   found_ = *std::move(found);
   absl::StatusOr<LinearRules> rules = LinearRules::Make(found_.config, cancelled_);
   if (!rules.ok()) return Prefixed(settings.place, rules.status());
+  added_.clear();
   rules_ = *std::move(rules);
   return absl::OkStatus();
 }

@@ -124,6 +124,9 @@ class Checkpoint {
   std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
   FoundFormat found_;
   LinearRules rules_;
+  // Rules with the settings of additions, by the rule and those.
+  using Additions = std::vector<const LinearRule*>;
+  std::map<std::pair<const LinearRule*, Additions>, std::unique_ptr<const LinearRule>> added_;
   std::vector<std::shared_ptr<const TensorFile>> files_;
   RespelledTensors respelled_;
   std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_ and respelled_

@@ -83,8 +83,28 @@ class Checkpoint::Resolver {
     bool left_out = false, unmatched = false;  // by the settings, though a rule fits
   };
 
-  // Whether `rule` settles what the path is.
-  bool TryRule(absl::string_view path, const LinearRule& rule, Findings* out) {
+  // `rule` with the settings of additions.
+  const LinearRule& AddSettings(const LinearRule& rule, const Additions& additions) {
+    if (additions.empty()) return rule;
+    std::unique_ptr<const LinearRule>& made = out_.added_[{&rule, additions}];
+    if (made != nullptr) return *made;
+    LinearRule out = rule;
+    for (const LinearRule* addition : additions) {
+      if (out.unread.ok()) out.unread = addition->unread;
+      for (const auto& [name, value] : addition->settings.members) {
+        if (!out.settings.members.emplace(name, value).second && out.unread.ok()) {
+          out.unread = UnreadSetting(name, "several for one linear", "one");
+        }
+      }
+    }
+    made = std::make_unique<const LinearRule>(std::move(out));
+    return *made;
+  }
+
+  // Whether `plain`, with these additions, settles what the path is.
+  bool TryRule(absl::string_view path, const LinearRule& plain, const Additions& additions,
+               Findings* out) {
+    const LinearRule& rule = AddSettings(plain, additions);
     if (!rule.unread.ok()) {
       out->unread = true;
       out->reason = tensors_.Error(path, rule.unread.code(), rule.unread.message());
@@ -107,13 +127,15 @@ class Checkpoint::Resolver {
   // The rules whose targets match the path, and where none has its tensors, the others: files spell
   // modules in ways that the settings do not know. Of those just one may fit.
   absl::StatusOr<Findings> FindRule(absl::string_view path) {
+    AWQD_ASSIGN_OR_RETURN(const Additions additions,
+                          out_.rules_.FindAdditions(path, out_.cancelled_));
     Findings out;
     bool left_out = false;
     size_t matched = 0;
     const auto visit = [&](const LinearRule* rule) {
       left_out |= rule == nullptr;
       if (rule == nullptr) return true;
-      return !TryRule(path, *rule, &out) && ++matched < kMaxTried;
+      return !TryRule(path, *rule, additions, &out) && ++matched < kMaxTried;
     };
     AWQD_RETURN_IF_ERROR(out_.rules_.VisitRules(path, visit, out_.cancelled_));
     AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
@@ -123,7 +145,7 @@ class Checkpoint::Resolver {
     const LinearRule* first = nullptr;
     for (const LinearRule* rule : readings_) {
       Findings one;
-      TryRule(path, *rule, &one);
+      TryRule(path, *rule, additions, &one);
       if (one.fits && first != nullptr) {
         out.fits = false;
         out.reason =

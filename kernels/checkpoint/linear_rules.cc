@@ -196,6 +196,19 @@ absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config,
   }
   AWQD_RETURN_IF_ERROR(compiler.Finish());
   if (out.unread_ > 1) absl::StrAppend(&out.note_, " and ", out.unread_ - 1, " more");
+  if (config.additions.empty()) return out;
+  QuantConfig pairs;
+  for (const QuantConfig::Addition& addition : config.additions) {
+    pairs.rules.push_back({.targets = addition.left_out});
+    pairs.rules.push_back(addition.rule);
+  }
+  AWQD_ASSIGN_OR_RETURN(LinearRules additions, Make(pairs, cancelled));
+  if (additions.unread_ > 0) {  // its addition may be for any linear
+    const absl::Status unread = absl::UnimplementedError(additions.note_);
+    AWQD_ASSIGN_OR_RETURN(additions,
+                          Make({.rules = {{}, {.targets = {{}}, .unread = unread}}}, cancelled));
+  }
+  out.additions_ = std::make_unique<const LinearRules>(std::move(additions));
   return out;
 }
 
@@ -272,6 +285,24 @@ absl::Status LinearRules::VisitRules(absl::string_view path,
   }
   visit_below(static_cast<int>(rules_.size()) + 1);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<const LinearRule*>> LinearRules::FindAdditions(
+    absl::string_view path, const std::atomic<bool>* cancelled) const {
+  std::vector<const LinearRule*> out;
+  if (additions_ == nullptr) return out;
+  std::set<const LinearRule*> matches;
+  const auto add = [&](const LinearRule* rule) {
+    matches.insert(rule);
+    return true;
+  };
+  AWQD_RETURN_IF_ERROR(additions_->VisitRules(path, add, cancelled));
+  for (size_t i = 0; i < additions_->all().size() && !matches.empty(); i += 2) {
+    const LinearRule* const rule = additions_->all()[i + 1].get();
+    const bool left_out = matches.contains(additions_->all()[i].get());
+    if (!left_out && matches.contains(rule)) out.push_back(rule);
+  }
+  return out;
 }
 
 absl::StatusOr<const LinearRule*> LinearRules::RuleOf(absl::string_view path,

@@ -42,7 +42,12 @@ class LinearRules {
   absl::StatusOr<const LinearRule*> RuleOf(absl::string_view path,
                                            const std::atomic<bool>* cancelled = nullptr) const;
 
-  // Every rule, in order.
+  // The rules of the additions that are for `path`, in their order. Errors as those of VisitRules.
+  // Where an expression of theirs cannot be read, every path has a rule that tells of it.
+  absl::StatusOr<std::vector<const LinearRule*>> FindAdditions(
+      absl::string_view path, const std::atomic<bool>* cancelled = nullptr) const;
+
+  // Every rule, in order, without those of additions.
   const std::vector<std::unique_ptr<const LinearRule>>& all() const { return rules_; }
 
   // For people: the expressions that cannot be read. Empty where there are none.
@@ -74,6 +79,8 @@ class LinearRules {
   std::vector<Expressions> expressions_;   // ranks ascend
   int unread_ = 0;
   std::string note_;
+  // Two rules of each addition, what it leaves out and what it is for; null without additions.
+  std::unique_ptr<const LinearRules> additions_;
 };
 
 }  // namespace awqd::model

@@ -15,6 +15,8 @@ absl::Span<const KernelRow* const> CpuKernels() {
     &kCpuDense,
     &kCpuPlainDequantize,
     &kCpuPlainMatmul,
+    &kCpuVectorsDequantize,
+    &kCpuVectorsMatmul,
     &kCpuQmatmulA8,
     &kCpuQmatmulA8Scaled,
     &kCpuReferenceDequantize,

@@ -114,7 +114,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
 const KernelRow kCpuDense = {.name = "cpu/dense",
                              .op = Op::kMatmul,
                              .path = Path::kDequantize,
-                             .claims = kEverything,
+                             .claims = kElementCodes,
                              .layout = &kK16Layout,
                              .priority = 10,
                              .workspace_bytes = Workspace,

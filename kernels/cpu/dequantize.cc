@@ -71,7 +71,7 @@ absl::Status Run(const DequantizeArgs& args, StreamView) {
 
 const KernelRow kCpuDequantize = {.name = "cpu/dequantize",
                                   .op = Op::kDequantize,
-                                  .claims = kEverything,
+                                  .claims = kElementCodes,
                                   .layout = &kK16Layout,
                                   .priority = 10,
                                   .dequantize = Run};

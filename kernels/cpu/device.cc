@@ -230,6 +230,13 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
+absl::Status CpuDevice::CopyPieces(absl::Span<const CopyPiece> pieces, StreamView) {
+  for (const CopyPiece& piece : pieces) {
+    if (piece.bytes > 0) std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+  }
+  return absl::OkStatus();
+}
+
 std::unique_ptr<Device> OpenCpuDevice(const DeviceOptions& options, std::optional<int> index) {
   return std::make_unique<CpuDevice>(options, index);
 }

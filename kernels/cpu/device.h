@@ -32,6 +32,7 @@ class CpuDevice final : public Device {
                             StreamView stream) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                           StreamView stream) override;
+  absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override;
   bool host_addressable() const override { return true; }
   bool healthy() const override { return true; }
 

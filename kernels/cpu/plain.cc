@@ -165,14 +165,14 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
 
 const KernelRow kCpuPlainDequantize = {.name = "cpu/plain_dequantize",
                                        .op = Op::kDequantize,
-                                       .claims = kEverything,
+                                       .claims = kElementCodes,
                                        .layout = &kPlainLayout,
                                        .priority = 1,
                                        .dequantize = Dequantize};
 
 const KernelRow kCpuPlainMatmul = {.name = "cpu/plain_matmul",
                                    .op = Op::kMatmul,
-                                   .claims = kEverything,
+                                   .claims = kElementCodes,
                                    .layout = &kPlainLayout,
                                    .batch_invariant = true,
                                    .priority = 1,

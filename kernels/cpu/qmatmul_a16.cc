@@ -237,7 +237,7 @@ absl::Status PairsMatmul(const MatmulArgs& args, StreamView stream) {
 
 const KernelRow kCpuQmatmulA16 = {.name = "cpu/qmatmul_a16",
                                   .op = Op::kMatmul,
-                                  .claims = kEverything,
+                                  .claims = kElementCodes,
                                   .layout = &kK16Layout,
                                   .batch_invariant = true,
                                   .priority = 10,
@@ -254,7 +254,7 @@ const KernelRow kCpuQmatmulA16Pairs = {.name = "cpu/qmatmul_a16_pairs",
                                        .min_m = kMinTokens,
                                        // From 128 to 2048 tokens of 4096 x 4096 and 14336 x 4096 it
                                        // takes half of the dense path's time.
-                                       .replaces_dense = true,
+                                       .dense_from = NeverDense,
                                        .batch_invariant = true,
                                        .priority = 20,
                                        .refuses = Refuses,

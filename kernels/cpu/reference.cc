@@ -4,6 +4,7 @@
 #include "kernels/cpu/reference.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/exact.h"
@@ -52,6 +53,28 @@ absl::Status QuantizedMatmulRow(const MatmulArgs& args, StreamView) {
                                                 .bias = args.bias});
   for (size_t i = 0; i < y.size(); ++i) StoreElement(args.y.data, args.y.dtype, i, y[i]);
   return absl::OkStatus();
+}
+
+// x * factor, multiplied by the transform: the definition, element by element.
+std::vector<double> TransformedRows(const HostWeight& weight, const ConstMatrixView& x) {
+  std::vector<double> out(x.rows * x.cols);
+  for (int64_t i = 0; i < x.rows * x.cols; ++i) {
+    const double factor = weight.factor.empty() ? 1 : weight.factor[i % x.cols];
+    out[i] = factor * LoadElement(x.data, x.dtype, i);
+  }
+  const auto [size, scale] = weight.hadamard;
+  if (size == 0) return out;
+  std::vector<double> block(size);
+  for (auto begin = out.begin(); begin != out.end(); begin += size) {
+    std::copy(begin, begin + size, block.begin());
+    for (int64_t j = 0; j < size; ++j) {
+      double sum = 0;
+      for (int64_t i = 0; i < size; ++i)
+        sum += std::popcount(uint64_t(i & j)) % 2 == 0 ? block[i] : -block[i];
+      begin[j] = sum * scale;
+    }
+  }
+  return out;
 }
 
 // W of scheme.h without a rounding.
@@ -106,20 +129,23 @@ double Activate(ActivationFunction activation, double value) {
       return 0.5 * value * std::erfc(-value / std::sqrt(2.0));
     case ActivationFunction::kSilu:
       return value / (1 + std::exp(-value));
+    case ActivationFunction::kGeluTanh:
+      return 0.5 * value *
+             (1 + std::tanh(std::sqrt(2 / M_PI) * (value + 0.044715 * std::pow(value, 3))));
+    default:
+      return value;
   }
-  return value;
 }
 
 std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceInput& input) {
   const ConstMatrixView& x = input.x;
-  std::vector<double> y(x.rows * weight.n);
-  std::vector<double> row(weight.n);
+  std::vector<double> y(x.rows * weight.n), row(weight.n);
+  const std::vector<double> transformed = TransformedRows(weight, x);
   for (int64_t i = 0; i < weight.k; ++i) {
     for (int64_t n = 0; n < weight.n; ++n) row[n] = WeightValue(weight, i, n);
     const int64_t k = weight.order.empty() ? i : weight.order[i];
-    const double factor = weight.factor.empty() ? 1 : weight.factor[k];
     for (int64_t m = 0; m < x.rows; ++m) {
-      const double value = factor * LoadElement(x.data, x.dtype, m * weight.k + k);
+      const double value = transformed[m * weight.k + k];
       double* out = y.data() + m * weight.n;
       for (int64_t n = 0; n < weight.n; ++n) out[n] += value * row[n];
     }

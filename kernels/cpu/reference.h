@@ -22,8 +22,9 @@ struct ReferenceInput {
 };
 
 // The definition, [M, N] row-major in double:
-//   y[m, n] = act(sum over stored rows i of x[m, order[i]] * factor[order[i]] * w[i, n] + bias[n])
-// with w as in exact.h. Kernels may round activations times factor, and weights, to 16 bits first.
+//   y[m, n] = act(sum over stored rows i of t[m, order[i]] * w[i, n] + bias[n])
+// with w as in exact.h and t the transform of x * factor. Kernels may round t, and weights, to 16
+// bits first.
 std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceInput& input);
 
 // The definition of the product of INT8 activations, [M, N] row-major:
@@ -45,7 +46,7 @@ struct ReferenceQuantized {
 std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceQuantized& input);
 
 // The activation function of `value`: NONE, max(0, v), v * Phi(v) with the normal distribution's
-// Phi (GELU in its exact form), v / (1 + exp(-v)).
+// Phi (GELU in its exact form), v / (1 + exp(-v)), GELU by tanh.
 double Activate(ActivationFunction activation, double value);
 
 }  // namespace awqd

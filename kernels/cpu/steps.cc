@@ -1,5 +1,5 @@
-// Prologue and epilogue on the CPU: order and factor before a product, the activation function
-// after it. And the steps between the products of experts.
+// Prologue and epilogue on the CPU: order, factor and transform before a product, the activation
+// function after it. And the steps between the products of experts.
 #include "kernels/steps.h"
 
 #include <algorithm>
@@ -52,6 +52,19 @@ void LoadStaged(const PrologueArgs& args, int64_t m, int64_t begin, int64_t coun
   for (int64_t i = 0; i < count; ++i) {
     out[i] *= args.factor[args.order == nullptr ? begin + i : args.order[begin + i]];
   }
+}
+
+absl::StatusOr<ConstMatrixView> TransformRows(const TransformArgs& args, Device& device,
+                                              StreamView) {
+  const int64_t k = args.x.cols;
+  float* const out = static_cast<float*>(args.out);
+  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  Pool(device).ForEachRow(args.x.rows, k, kPerTask, [&](int64_t m) {
+    float* const row = out + m * k;
+    LoadStaged({.x = args.x, .factor = args.factor}, m, 0, k, row, bodies);
+    for (int64_t i = 0; i < k; i += args.hadamard.size) TransformBlock(args.hadamard, row + i);
+  });
+  return ConstMatrixView{out, DType::kFp32, args.x.rows, k};
 }
 
 // --- To INT8 ---
@@ -164,8 +177,25 @@ absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView) {
   Pool(device).ParallelFor(CeilDiv(args.count, kPerTask), [&](int64_t task, int) {
     const int64_t end = std::min(args.count, (task + 1) * kPerTask);
     for (int64_t i = task * kPerTask; i < end; ++i) {
-      gate[i] = ActivateFloat(args.activation, gate[i]) * up[i];
+      gate[i] = GateFloat(args.activation, args.parameters, gate[i], up[i]);
     }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView) {
+  const int64_t k = args.x.cols;
+  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  Pool(device).ForEachRow(args.x.rows, k, kPerTask, [&](int64_t token) {
+    const float* const gate = args.gates + args.which[token] * k;
+    float chunk[kChunk];
+    double sum = 0;
+    for (int64_t i = 0; i < k; i += kChunk) {
+      const int64_t count = std::min(kChunk, k - i);
+      LoadStaged({.x = args.x}, token, i, count, chunk, bodies);
+      for (int64_t n = 0; n < count; ++n) sum += double{chunk[n]} * gate[i + n];
+    }
+    args.out[token] = 1 / (1 + std::exp(-static_cast<float>(sum)));
   });
   return absl::OkStatus();
 }
@@ -184,6 +214,11 @@ void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) 
       for (int64_t n = 0; n < end - begin; ++n) sums[n] += weight * in[n];
     }
   }
+  if (args.added != nullptr) {
+    const float* const added = args.added + i * args.cols + begin;
+    const float weight = args.added_weights == nullptr ? 1.0f : args.added_weights[i];
+    for (int64_t n = 0; n < end - begin; ++n) sums[n] += weight * added[n];
+  }
   for (int64_t n = begin; n < end; ++n) {
     StoreElement(args.y, args.y_dtype, i * args.cols + n, sums[n - begin]);
   }
@@ -201,8 +236,9 @@ absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView) {
 }  // namespace
 
 const Steps& CpuSteps() {
-  static const Steps steps = {NeedsNoPrologue, PrologueBytes, RunPrologue,  RunEpilogue,
-                              ReorderRows,     GatherRows,    MultiplyByUp, CombineRows};
+  static const Steps steps = {TransformRows, NeedsNoPrologue, PrologueBytes, RunPrologue,
+                              RunEpilogue,   ReorderRows,     GatherRows,    MultiplyByUp,
+                              GateTokens,    CombineRows};
   return steps;
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernels/base/math.h"
 #include "kernels/base/process_limits.h"
+#include "kernels/base/spin.h"
 
 namespace awqd {
 namespace {
@@ -20,14 +21,6 @@ namespace {
 constexpr int kSpins = 100;
 
 constexpr uint64_t kLeftMask = 0xffffffff;
-
-void CpuRelax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Returns the value of `word` once it differs from `old`.
 template <typename T>

@@ -26,6 +26,9 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::PlainQMatmulA8Row(),
       &cuda::PlainQMatmulA8ScaledRow(),
       &cuda::PlainDequantizeRow(),
+      &cuda::VectorsDequantizeRow(),
+      &cuda::VectorsMatmulRow(),
+      &cuda::VectorsGroupedRow(),
       // dense/
       &dense::MatmulA16Row(),
       &dense::MatmulFp16Row(),

@@ -158,8 +158,11 @@ absl::Status CheckExportable(const HostWeight& weight) {
     return BadValue("scheme", ToString(d),
                     "w8 or w4, c or g, s, scales FP16 or BF16, whole groups");
   }
-  if (!weight.order.empty() || !weight.factor.empty()) {
-    return BadValue(weight.order.empty() ? "factor" : "order", "one", "none");
+  if (!weight.order.empty() || weight.transforms_input()) {
+    const char* const part = !weight.order.empty()    ? "order"
+                             : !weight.factor.empty() ? "factor"
+                                                      : "transform";
+    return BadValue(part, "one", "none");
   }
   AWQD_RETURN_IF_ERROR(CheckMultiple("K", weight.k));
   return CheckMultiple("N", weight.n);

@@ -74,6 +74,13 @@ struct LinearRule {
 struct QuantConfig {
   // A linear belongs to the first one that matches it and whose format has its tensors.
   std::vector<LinearRule> rules;
+  // Settings that linears have beside those of their rules, of transforms of activations; a linear
+  // may have those of several. `unread` holds for its linears whatever their rules are.
+  struct Addition {
+    LinearRule rule;
+    std::vector<ModulePattern> left_out;
+  };
+  std::vector<Addition> additions;
   // Linears that the settings call not quantised. Their tensors decide: where these are codes with
   // their scales, the rules hold.
   std::vector<ModulePattern> left_out;
@@ -164,9 +171,10 @@ extern const Format kAwqGemvFormat;             // awq/gemv.cc
 extern const Format kAwqGemvFastFormat;         // awq/gemv.cc
 extern const Format kAwqMarlinFormat;           // awq/marlin.cc
 extern const Format kGptqMarlinFormat;          // awq/marlin.cc
-extern const Format kGgufFormat;                // gguf.cc
+extern const Format kGgufFormat;                // gguf/gguf.cc
 extern const Format kQuarkFormat;               // quark.cc
 extern const Format kMlxFormat;                 // mlx.cc
+extern const Format kFpQuantFormat;             // fp_quant.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -55,6 +56,7 @@ absl::StatusOr<HostWeight> Format::Decode(const Setting& object,
   absl::StatusOr<HostWeight> out = decode_parts(object, tensors);
   if (!out.ok()) return absl::InvalidArgumentError(out.status().message());
   out->format = std::string(name);
+  AWQD_RETURN_IF_ERROR(ReadHadamard(object, &*out));
   AWQD_ASSIGN_OR_RETURN(out->bias, DecodeBias(tensors, out->n));
   return out;
 }
@@ -86,6 +88,7 @@ absl::Span<const Format* const> AllFormats() {
       &kGgufFormat,
       &kQuarkFormat,
       &kMlxFormat,
+      &kFpQuantFormat,
   };
   return formats;
 }
@@ -115,7 +118,6 @@ constexpr Family kUnreadFamilies[] = {{"torchao", "PyTorch's torchao"},
                                       {"exl3", "ExLlamaV3"},
                                       {"bitnet", "Microsoft's BitNet"},
                                       {"fbgemm_fp8", "FBGEMM"},
-                                      {"fp_quant", "FP-Quant"},
                                       {"sinq", "SINQ"},
                                       {"intel/auto-round", "AutoRound of before 0.3"},
                                       {"blockwise_int8", "INT8 in blocks"}};

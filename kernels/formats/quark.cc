@@ -8,6 +8,9 @@
 //       weight_scale F16 or BF16 [K / group_size, N]
 //   weight_zero_point: of uint4, and where it exists of int4, I32 [K / group_size, N / 8] as the
 //       codes; of int8 and fp8_e4m3 0 everywhere or none
+//   input_rotation [size, size], optional: the Hadamard matrix that blocks of activations are
+//       multiplied by, I8 of 1 and -1
+//   input_prescale F16, BF16 or F32 [K], optional: multiplies activations before that
 //   bias [N], optional
 //
 // In a request E4M3 is U8. Its settings of a checkpoint:
@@ -18,7 +21,7 @@
 //
 // "algo_config" lists the algorithms that made the weights. The tensors show what they did. A
 // rotation may also be one of activations (r4, online_r1_rotation): linears whose activations are
-// rotated are not read.
+// rotated need "input_rotation", and "input_prescale" where online_config says so.
 #include <iterator>
 #include <map>
 #include <optional>
@@ -36,16 +39,19 @@
 #include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/fp8.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zero_point", "bias"};
-constexpr absl::string_view kOptional[] = {"weight_zero_point", "bias"};
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale",   "weight_zero_point",
+                                           "bias",   "input_rotation", "input_prescale"};
+constexpr auto kOptional = absl::MakeSpan(kSuffixes).subspan(2);
 constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3", "I8", "I32"};
-constexpr absl::string_view kSettings[] = {"dtype",   "group_size",   "pack_method",
-                                           "qscheme", "scale_format", "symmetric"};
+constexpr absl::string_view kSettings[] = {"dtype",          "group_size",  "input_prescale",
+                                           "input_rotation", "pack_method", "qscheme",
+                                           "scale_format",   "symmetric"};
 constexpr int64_t kMxGroup = 32;
 
 enum class Codes { kE2m1, kE4m3, kInt8, kInt4, kUint4 };
@@ -135,7 +141,7 @@ class ConfigReader {
  public:
   explicit ConfigReader(std::string pack_method) : pack_method_(std::move(pack_method)) {}
 
-  // Rules for the linears whose activations an algorithm rotates.
+  // Additions for the linears whose activations an algorithm rotates.
   absl::Status AddAlgorithms(const Setting& config) {
     for (const absl::string_view key : {"algo_config", "pre_quant_opt_config"}) {
       const Setting* const found = FindSetting(config, key);
@@ -185,17 +191,21 @@ class ConfigReader {
   absl::Status AddRotation(const Setting& rotation) {
     AWQD_ASSIGN_OR_RETURN(const auto r4, ReadBool(rotation, "r4"));
     AWQD_ASSIGN_OR_RETURN(const auto online_r1, ReadBool(rotation, "online_r1_rotation"));
+    Setting rotated;
+    rotated.members["input_rotation"] = Setting::Literal(true);
+    AWQD_ASSIGN_OR_RETURN(const Setting* online, ReadObject(rotation, "online_config"));
+    if (online != nullptr) {
+      AWQD_ASSIGN_OR_RETURN(const auto prescale, ReadBool(*online, "use_input_prescale"));
+      if (prescale.value_or(false)) rotated.members["input_prescale"] = Setting::Literal(true);
+    }
     if (r4.value_or(false)) {
-      out_.rules.push_back(
-          {.targets = {WildcardPattern("*down_proj")},
-           .unread = UnreadSetting("algo_config", "a rotation r4 of activations", "none")});
+      out_.additions.push_back({{.targets = {WildcardPattern("*down_proj")}, .settings = rotated}});
     }
     if (!online_r1.value_or(false)) return absl::OkStatus();
-    LinearRule rule = {.unread = UnreadSetting(
-                           "algo_config", "a rotation online_r1_rotation of activations", "none")};
+    LinearRule rule = {.settings = rotated};
     AWQD_ASSIGN_OR_RETURN(const Setting* layers, ReadObject(rotation, "scaling_layers"));
-    if (layers == nullptr) return rule.unread;
-    for (const auto& [place, list] : layers->members) {
+    const Setting none;
+    for (const auto& [place, list] : (layers == nullptr ? none : *layers).members) {
       for (const Setting& modules : list.list) {
         const bool narrowed = FindSetting(modules, "target_modules") != nullptr;
         AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names,
@@ -206,9 +216,12 @@ class ConfigReader {
         }
       }
     }
-    if (rule.targets.empty()) return rule.unread;
-    out_.rules.push_back(std::move(rule));
-    return absl::OkStatus();
+    if (rule.targets.empty()) {
+      return UnreadSetting("algo_config.scaling_layers", "nothing",
+                           "the linears of online_r1_rotation");
+    }
+    out_.additions.push_back({std::move(rule)});
+    return CheckRules(out_.additions.size());
   }
 
   // One rule for all patterns of the same settings; of wildcards only where they are neighbours,
@@ -291,8 +304,7 @@ absl::StatusOr<HostWeight> DecodeFourBits(const Settings& settings, const Linear
   return out;
 }
 
-absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
+absl::StatusOr<HostWeight> DecodeStored(const Settings& settings, const LinearTensors& tensors) {
   if (settings.codes == Codes::kInt4 || settings.codes == Codes::kUint4) {
     return DecodeFourBits(settings, tensors);
   }
@@ -304,7 +316,25 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   return DecodeFp8({.name = "weight_scale"}, tensors);
 }
 
+absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeStored(settings, tensors));
+  if (const TensorView* const scale = FindTensor(tensors, "input_prescale"); scale != nullptr) {
+    AWQD_RETURN_IF_ERROR(CheckScales("input_prescale", *scale, 1, true).status());
+    AWQD_RETURN_IF_ERROR(CheckShape("input_prescale", *scale, {out.k}, "K"));
+    AWQD_ASSIGN_OR_RETURN(out.factor, ToFloats("input_prescale", *scale));
+  }
+  if (const TensorView* const matrix = FindTensor(tensors, "input_rotation"); matrix != nullptr) {
+    AWQD_RETURN_IF_ERROR(DecodeHadamard("input_rotation", *matrix, &out));
+  }
+  return out;
+}
+
 absl::string_view Lacks(const Setting& settings, HasTensor has) {
+  for (const absl::string_view suffix : {"input_rotation", "input_prescale"}) {
+    const absl::StatusOr<std::optional<bool>> said = ReadBool(settings, suffix);
+    if (said.ok() && said->value_or(false) && !has(suffix)) return suffix;
+  }
   const absl::StatusOr<const DataType*> type = ReadDataType(settings);
   const absl::StatusOr<std::optional<bool>> symmetric = ReadBool(settings, "symmetric");
   const bool asymmetric = symmetric.ok() && !symmetric->value_or(true);

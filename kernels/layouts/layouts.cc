@@ -63,7 +63,7 @@ HostWeight MakeEmpty(const WeightShape& shape) {
   out.k = shape.k;
   out.n = shape.n;
   out.scheme = d;
-  out.codes.resize(out.k * out.row_bytes());
+  out.codes.resize(out.code_rows() * out.row_bytes());
   out.scales.resize(shape.cells() * d.scale_bytes());
   out.zeros.resize(shape.cells() * d.zero_bytes());
   if (d.outer != OuterKind::kNone) out.outer.resize(d.outer == OuterKind::kOne ? 1 : shape.n);

@@ -1,5 +1,6 @@
 // Layout "plain": the parts as a HostWeight has them. Codes are [K, N], row-major, the least
-// significant bits first along N. Scales and zeros are [groups, column blocks] as stored.
+// significant bits first along N; of vector codes they are blocks [K / 256, N]. Scales and zeros are
+// [groups, column blocks] as stored.
 //
 // It holds any legal weight. The oracle and the simple CUDA rows read it.
 //
@@ -25,7 +26,7 @@ std::string Refuses(const WeightShape&) { return ""; }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
   const QuantizationScheme& d = shape.scheme;
-  sections->Add(Part::kCodes, shape.k * CeilDiv(shape.n * CodeBits(d.bits), 8));
+  sections->Add(Part::kCodes, shape.code_rows() * shape.row_bytes());
   sections->Add(Part::kScales, shape.cells() * d.scale_bytes());
   sections->Add(Part::kZeros, shape.cells() * d.zero_bytes());
 }
@@ -52,7 +53,7 @@ void CopyCells(const HostWeight& w, const std::vector<uint8_t>& in, ColumnRange 
 }
 
 void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
-  CopyColumns(w.codes, w.k, columns.begin * w.code_bits() / 8,
+  CopyColumns(w.codes, w.code_rows(), columns.begin * w.code_bits() / 8,
               CeilDiv(columns.end * w.code_bits(), 8), out + sections.offset(Part::kCodes));
   CopyCells(w, w.scales, columns, out + sections.offset(Part::kScales));
   CopyCells(w, w.zeros, columns, out + sections.offset(Part::kZeros));

@@ -234,11 +234,20 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
   return plan;
 }
 
-bool FusedReplacesDense(const WeightPlan& plan, int64_t m) {
-  return std::any_of(plan.matmul.begin(), plan.matmul.end(), [m](const PlanEntry& entry) {
-    return entry.path == Path::kFused && entry.row->replaces_dense && entry.min_m <= m &&
-           entry.max_m < 0;
-  });
+std::optional<int64_t> DenseFrom(const WeightPlan& plan, int64_t m, const WeightShape& shape,
+                                 const DeviceInfo& device) {
+  for (const PlanEntry& entry : plan.matmul) {
+    if (entry.path == Path::kFused && entry.min_m <= m && entry.max_m < 0 &&
+        entry.row->dense_from != nullptr) {
+      const int64_t tokens = entry.row->dense_from(shape, device);
+      if (tokens > 0) return tokens;
+    }
+  }
+  return std::nullopt;
+}
+
+int64_t DenseThreshold(const WeightPlan& plan, const WeightShape& shape, const DeviceInfo& device) {
+  return DenseFrom(plan, kDefaultDenseFrom, shape, device).value_or(kDefaultDenseFrom);
 }
 
 std::string DescribeTiles(const PlanEntry& entry, const WeightShape& shape,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -25,9 +26,16 @@ struct Plan {
 absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                             absl::Span<const KernelRow* const> rows);
 
-// Whether the fused row for m tokens and more makes decoding first pointless
-// (KernelRow::replaces_dense); there is then no threshold between the paths.
-bool FusedReplacesDense(const WeightPlan& plan, int64_t m);
+// The number of tokens from which decoding first takes less time than the fused row that serves `m`
+// tokens and more (KernelRow::dense_from). None: there is no such row, or it was not measured.
+std::optional<int64_t> DenseFrom(const WeightPlan& plan, int64_t m, const WeightShape& shape,
+                                 const DeviceInfo& device);
+
+// The number of tokens from which a weight is decoded first where nothing was measured of it: vLLM's
+// (AWQLinearMethod.apply, vllm PR #2566).
+inline constexpr int64_t kDefaultDenseFrom = 256;
+// DenseFrom for that many tokens, and that number without it.
+int64_t DenseThreshold(const WeightPlan& plan, const WeightShape& shape, const DeviceInfo& device);
 
 // The tiles of the entry's row at the first count of its range and at powers of two up to 4096,
 // with equal tiles merged: "17-32: 32x192 on 132 blocks, 64: ...". Empty if the row has no choice.

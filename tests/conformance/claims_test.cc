@@ -38,7 +38,8 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
                    },
                    bits});
   }
-  for (CodeKind code : {CodeKind::kUnsigned, CodeKind::kE2m1, CodeKind::kE4m3, CodeKind::kTable}) {
+  for (CodeKind code : {CodeKind::kUnsigned, CodeKind::kE2m1, CodeKind::kE4m3, CodeKind::kTable,
+                        CodeKind::kVector}) {
     if ((claims.codes & MaskOf(code)) == 0) continue;
     out.push_back(
         {absl::StrCat("codes of kind ", static_cast<int>(code)),
@@ -77,8 +78,10 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
   }
   // Shapes that every row must serve.
   out.push_back({"a ragged N", [](const WeightShape& s, int) { return s.n % 8 != 0; }, 0});
-  out.push_back({"a short last group",
-                 [](const WeightShape& s, int) { return s.k % s.group_rows() != 0; }, 0});
+  if (claims.codes != MaskOf(CodeKind::kVector)) {
+    out.push_back({"a short last group",
+                   [](const WeightShape& s, int) { return s.k % s.group_rows() != 0; }, 0});
+  }
   if (row.op != Op::kIntegerMatmul) {
     out.push_back({"an outer scale",
                    [](const WeightShape& s, int) { return s.scheme.outer != OuterKind::kNone; },

@@ -33,12 +33,14 @@ std::vector<int64_t> Ends(Deal deal, int64_t experts, int64_t rows, std::mt19937
 
 class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*, const char*>> {
  protected:
-  static constexpr int64_t kK = 400, kN = 200;
+  static constexpr int64_t kN = 200;
 
   const KernelRow& row() const { return *std::get<0>(GetParam()); }
 
   void SetUp() override {
-    const WeightShape shape = {kK, kN, ParseScheme(std::get<1>(GetParam())).value()};
+    WeightShape shape = {400, kN, ParseScheme(std::get<1>(GetParam())).value()};
+    if (shape.scheme.code == CodeKind::kVector) shape.k = 2 * kVectorBlock;
+    k_ = shape.k;
     const std::string why = WhyNot(row(), shape, TestDevice().info());
     if (!why.empty()) GTEST_SKIP() << why;
   }
@@ -55,7 +57,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
     experts_.clear();
     for (uint64_t seed = 0; seed < 3; ++seed) {
       hosts_[seed] =
-          RandomWeight({.k = kK, .n = kN, .scheme = scheme, .bias = true, .seed = 60 + seed});
+          RandomWeight({.k = k_, .n = kN, .scheme = scheme, .bias = true, .seed = 60 + seed});
       weights_.push_back(PrepareWeight(hosts_[seed], TestDevice(), OnlyRow(row())).value());
     }
     for (int64_t e = 0; e < count; ++e) experts_.push_back(weights_[e % 3].get());
@@ -77,7 +79,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
         GuardedBuffer::Create(TestDevice(), stacks * rows * kN * SizeOf(out)).value();
     GroupedArgs args = {.experts = experts_,
                         .ends = ends,
-                        .x = {tokens.data(), in, rows, kK},
+                        .x = {tokens.data(), in, rows, k_},
                         .y = {y.data(), out, stacks * rows, kN},
                         .bias = bias,
                         .activation = activation};
@@ -103,7 +105,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
       if (ends[e] == begin) continue;
       const HostWeight& weight = hosts_[e % 3];
       const auto y = ReferenceProduct(
-          weight, {.x = {x.data() + begin * kK * SizeOf(in), in, ends[e] - begin, kK},
+          weight, {.x = {x.data() + begin * k_ * SizeOf(in), in, ends[e] - begin, k_},
                    .bias = weight.bias.data(),
                    .activation = activation});
       out.insert(out.end(), y.begin(), y.end());
@@ -119,6 +121,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
     return out;
   }
 
+  int64_t k_ = 0;
   HostWeight hosts_[3];
   std::vector<std::shared_ptr<const DeviceWeight>> weights_;
   std::vector<const DeviceWeight*> experts_;
@@ -142,7 +145,7 @@ TEST_P(GroupedTest, MatchesTheDefinition) {
       SCOPED_TRACE(
           absl::StrCat(experts, " experts, ", rows, " rows, deal ", static_cast<int>(deal)));
       for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
-        const auto x = RandomMatrix(rows, kK, in, rows);
+        const auto x = RandomMatrix(rows, k_, in, rows);
         const DType out = in == DType::kBf16 ? DType::kBf16 : DType::kFp32;
         const auto activation =
             in == DType::kFp16 ? ActivationFunction::kNone : ActivationFunction::kSilu;
@@ -154,34 +157,43 @@ TEST_P(GroupedTest, MatchesTheDefinition) {
   }
 }
 
-// Gate and up of an MLP multiply the same rows.
+// Gate and up of an MLP multiply the same rows, with the weights' biases or with those of the call.
 TEST_P(GroupedTest, ResultsOfASecondStackFollow) {
-  MakeExperts(3);
-  const int64_t each = std::max<int64_t>(2, row().min_m);
-  const std::vector<int64_t> ends = {each, each, 2 * each + 1};
-  const auto x = RandomMatrix(ends.back(), kK, DType::kFp16, 6);
-  const auto first = Run(x, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone);
-  std::vector<const DeviceWeight*> turned = {experts_[2], experts_[0], experts_[1]};
-  experts_.swap(turned);
-  const auto second = Run(x, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone);
-  experts_.insert(experts_.begin(), turned.begin(), turned.end());
-  auto both = Run(x, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone);
-  ASSERT_EQ(both.size(), first.size() + second.size());
-  const std::vector<uint8_t> tail = {both.begin() + first.size(), both.end()};
-  both.resize(first.size());
-  const std::vector<double> of_first = Doubles(first), of_second = Doubles(second);
-  EXPECT_LE(FrobeniusError(both, DType::kFp32, of_first), 1e-6);
-  EXPECT_LE(FrobeniusError(tail, DType::kFp32, of_second), 1e-6);
+  std::vector<uint8_t> bytes(6 * kN * 4);
+  for (int64_t i = 0; i < 6 * kN; ++i) SetElement(&bytes, DType::kFp32, i, 0.25f * (i % 11));
+  const GuardedBuffer biases = Filled(bytes);
+  for (const float* bias :
+       {static_cast<const float*>(nullptr), static_cast<const float*>(biases.data())}) {
+    MakeExperts(3);
+    const int64_t each = std::max<int64_t>(2, row().min_m);
+    const std::vector<int64_t> ends = {each, each, 2 * each + 1};
+    const auto x = RandomMatrix(ends.back(), k_, DType::kFp16, 6);
+    const auto run = [&](const float* of_call) {
+      return Run(x, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone, of_call);
+    };
+    const auto first = run(bias);
+    std::vector<const DeviceWeight*> turned = {experts_[2], experts_[0], experts_[1]};
+    experts_.swap(turned);
+    const auto second = run(bias == nullptr ? nullptr : bias + 3 * kN);
+    experts_.insert(experts_.begin(), turned.begin(), turned.end());
+    auto both = run(bias);
+    ASSERT_EQ(both.size(), first.size() + second.size());
+    const std::vector<uint8_t> tail = {both.begin() + first.size(), both.end()};
+    both.resize(first.size());
+    const std::vector<double> of_first = Doubles(first), of_second = Doubles(second);
+    EXPECT_LE(FrobeniusError(both, DType::kFp32, of_first), 1e-6);
+    EXPECT_LE(FrobeniusError(tail, DType::kFp32, of_second), 1e-6);
+  }
 }
 
 // Whatever the other rows and the tile are.
 TEST_P(GroupedTest, ARowHasTheSameBitsAmongAnyOthers) {
   if (!row().batch_invariant) GTEST_SKIP() << "the row does not say so";
   MakeExperts(3);
-  const auto x = RandomMatrix(150, kK, DType::kFp16, 3);
+  const auto x = RandomMatrix(150, k_, DType::kFp16, 3);
   const auto all = Run(x, DType::kFp16, DType::kFp32, {50, 100, 150}, ActivationFunction::kNone);
   for (int64_t rows : {1, 7, 12, 30}) {
-    const std::vector<uint8_t> some = {x.begin() + 50 * kK * 2, x.begin() + (50 + rows) * kK * 2};
+    const std::vector<uint8_t> some = {x.begin() + 50 * k_ * 2, x.begin() + (50 + rows) * k_ * 2};
     const auto y =
         Run(some, DType::kFp16, DType::kFp32, {0, rows, rows}, ActivationFunction::kNone);
     EXPECT_EQ(FirstDifference(y, {all.begin() + 50 * kN * 4, all.begin() + (50 + rows) * kN * 4}),
@@ -197,7 +209,7 @@ TEST_P(GroupedTest, BiasesOfTheCallReplaceTheWeights) {
   const GuardedBuffer biases = Filled(bytes);
   const int64_t each = std::max<int64_t>(5, row().min_m);
   const std::vector<int64_t> ends = {each - 1, 2 * each};
-  const auto x = RandomMatrix(2 * each, kK, DType::kFp16, 4);
+  const auto x = RandomMatrix(2 * each, k_, DType::kFp16, 4);
   const auto y = Run(x, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone,
                      static_cast<const float*>(biases.data()));
   auto want = Want(x, DType::kFp16, ends, ActivationFunction::kNone);
@@ -216,7 +228,7 @@ TEST_P(GroupedTest, WhatItDoesNotTake) {
   const auto args = [&](absl::Span<const int64_t> ends) {
     return GroupedArgs{.experts = experts_,
                        .ends = ends,
-                       .x = {nullptr, DType::kFp16, ends.back(), kK},
+                       .x = {nullptr, DType::kFp16, ends.back(), k_},
                        .y = {nullptr, DType::kFp16, ends.back(), kN}};
   };
   const int64_t each = std::max<int64_t>(1, row().min_m);
@@ -228,7 +240,7 @@ TEST_P(GroupedTest, WhatItDoesNotTake) {
     EXPECT_EQ(GroupedRow(args(many)), nullptr);
   }
   const auto ordered =
-      PrepareWeight(RandomWeight({.k = kK, .n = kN, .scheme = hosts_[0].scheme, .order = true}),
+      PrepareWeight(RandomWeight({.k = k_, .n = kN, .scheme = hosts_[0].scheme, .order = true}),
                     TestDevice(), OnlyRow(row()));
   ASSERT_TRUE(ordered.ok()) << ordered.status();
   experts_[1] = ordered->get();
@@ -248,7 +260,8 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values("w4g80z", "w4g128z", "w4g16s", "w4g64z", "w4cs+bf16",
                                          "w4cz", "w8cs", "w8g128z", "e2m1g32+e8m0",
                                          "e2m1g16+e4m3*t", "e4m3c+fp32", "e4m3b128x128+fp32",
-                                         "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32")),
+                                         "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32",
+                                         "iq2_xxs", "iq2_s*t", "iq3_s", "iq1_m")),
     NameOf);
 
 }  // namespace

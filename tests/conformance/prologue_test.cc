@@ -1,6 +1,7 @@
-// Stage and finish, which rows do not know: an order and a factor of the weight, and activation
-// functions, with every row.
+// Stage and finish, which rows do not know: an order, a factor and a transform of the weight, and
+// activation functions, with every row.
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -21,21 +22,29 @@ std::vector<Shape> StagedShapes() {
           {128, 40, "w4g32z*c", 9}, {160, 72, "e4m3b128x32+fp32", 9}};
 }
 
-HostWeight MakeStaged(const Shape& shape, bool order, bool factor) {
+// The largest block of a transform that divides K.
+int64_t BlockOf(int64_t k) { return std::min(k & -k, Hadamard::kMostRows); }
+
+HostWeight MakeStaged(const Shape& shape, bool order, bool factor, bool transform = false) {
   return RandomWeight({.k = shape.k,
                        .n = shape.n,
                        .scheme = ParseScheme(shape.scheme).value(),
                        .bias = true,
                        .order = order,
                        .factor = factor,
+                       .hadamard = transform ? BlockOf(shape.k) : 0,
                        .seed = 21});
 }
 
 class StageAndFinish : public Conformance {};
 
 TEST_P(StageAndFinish, OrderFactorAndActivationFunction) {
-  for (const auto& [order, factor] : {std::pair{true, false}, {false, true}, {true, true}}) {
-    const HostWeight weight = MakeStaged(shape(), order, factor);
+  for (const auto& [order, factor, transform] : {std::tuple{true, false, false},
+                                                 {false, true, false},
+                                                 {true, true, false},
+                                                 {false, false, true},
+                                                 {true, true, true}}) {
+    const HostWeight weight = MakeStaged(shape(), order, factor, transform);
     if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
     Bench bench(row(), prepared_);
     for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
@@ -43,8 +52,9 @@ TEST_P(StageAndFinish, OrderFactorAndActivationFunction) {
       int64_t max_m = std::max<int64_t>(shape().max_m, row().min_m);
       if (row().max_m >= 0) max_m = std::min(max_m, row().max_m);
       const std::vector<uint8_t> x = RandomMatrix(max_m, weight.k, in, 22);
-      for (ActivationFunction activation : {ActivationFunction::kNone, ActivationFunction::kRelu,
-                                            ActivationFunction::kGelu, ActivationFunction::kSilu}) {
+      for (ActivationFunction activation :
+           {ActivationFunction::kNone, ActivationFunction::kRelu, ActivationFunction::kGelu,
+            ActivationFunction::kSilu, ActivationFunction::kGeluTanh}) {
         const std::vector<double> want =
             ReferenceProduct(weight, {.x = {x.data(), in, max_m, weight.k},
                                       .bias = weight.bias.data(),
@@ -54,7 +64,7 @@ TEST_P(StageAndFinish, OrderFactorAndActivationFunction) {
           EXPECT_EQ(product.ran, &row());
           EXPECT_LE(FrobeniusError(product.y, out, want), ProductTolerance(out, in))
               << Name(in) << " -> " << Name(out) << " " << Name(activation) << " order " << order
-              << " factor " << factor;
+              << " factor " << factor << " transform " << transform;
         }
       }
     }

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/reference.h"
+#include "kernels/exact.h"
 #include "tests/conformance/cases.h"
 #include "tests/testing/matchers.h"
 
@@ -47,8 +49,11 @@ Tokens Quantise(const HostWeight& weight, const std::vector<uint8_t>& x, DType d
     for (int64_t k = 0; k < weight.k; ++k) {
       const float value = GetElement(x, dtype, m * weight.k + k);
       token.push_back(weight.factor.empty() ? value : value * weight.factor[k]);
-      largest = std::max(largest, std::abs(token.back()));
     }
+    for (int64_t k = 0; k < weight.k && weight.hadamard.size > 0; k += weight.hadamard.size) {
+      TransformBlock(weight.hadamard, token.data() + k);
+    }
+    for (const float value : token) largest = std::max(largest, std::abs(value));
     const float scale = given ? *given : largest == 0 ? 1 : largest / 127;
     for (float value : token) {
       const float rounded = std::nearbyint(value / scale);
@@ -147,20 +152,26 @@ std::vector<Shape> QuantizedShapes() {
 class QuantizedStage : public Conformance {};
 
 TEST_P(QuantizedStage, OrderFactorAndActivationFunction) {
-  for (const auto& [order, factor] : {std::pair{false, false}, {true, false}, {true, true}}) {
+  for (const auto& [order, factor, transform] : {std::tuple{false, false, false},
+                                                 {true, false, false},
+                                                 {true, true, false},
+                                                 {false, false, true},
+                                                 {true, true, true}}) {
     const HostWeight weight = RandomWeight({.k = shape().k,
                                             .n = shape().n,
                                             .scheme = ParseScheme(shape().scheme).value(),
                                             .bias = true,
                                             .order = order,
                                             .factor = factor,
+                                            .hadamard = transform ? shape().k & -shape().k : 0,
                                             .seed = 35});
     if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
     Bench bench(row(), prepared_);
     for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
       const std::vector<uint8_t> x = RandomMatrix(kMostTokens, weight.k, in, 36);
-      for (ActivationFunction activation : {ActivationFunction::kNone, ActivationFunction::kRelu,
-                                            ActivationFunction::kGelu, ActivationFunction::kSilu}) {
+      for (ActivationFunction activation :
+           {ActivationFunction::kNone, ActivationFunction::kRelu, ActivationFunction::kGelu,
+            ActivationFunction::kSilu, ActivationFunction::kGeluTanh}) {
         for (std::optional<float> given : {std::optional<float>(), std::optional<float>(0.02f)}) {
           const Tokens tokens = Quantise(weight, x, in, kMostTokens, given);
           Quantized how = {.how = ActivationQuantization::kPerToken};
@@ -170,14 +181,14 @@ TEST_P(QuantizedStage, OrderFactorAndActivationFunction) {
                                    Definition(weight, tokens, kMostTokens, activation)),
                     kTolerance)
               << Name(in) << " " << Name(activation) << " order " << order << " factor " << factor
-              << " given " << given.has_value();
+              << " transform " << transform << " given " << given.has_value();
         }
       }
     }
   }
 }
 
-TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
+TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactorAndATransform) {
   const auto make = [&](bool factor) {
     return RandomWeight({.k = shape().k,
                          .n = shape().n,
@@ -204,6 +215,14 @@ TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
                            .scales = &scale};
   EXPECT_EQ(QuantizedMatmul(args, Path::kFused, {}).message(),
             "activations dtype: got INT8, expected a floating type: the weight has a factor");
+  HostWeight transformed = weight;
+  transformed.hadamard = {2, 1};
+  if (weight.k % 2 != 0) return;
+  ASSERT_EQ(Prepare(transformed), "");
+  EXPECT_EQ(QuantizedMatmul({.weight = prepared_.get(), .x = args.x, .y = args.y, .scales = &scale},
+                            Path::kFused, {})
+                .message(),
+            "activations dtype: got INT8, expected a floating type: the weight has a transform");
 }
 
 // A token of zeros gives its bias; a token with a NaN or an infinity gives NaN, and its neighbours

@@ -1,10 +1,14 @@
 // The steps between the products of experts and in a gated MLP, on the device that AWQD_TEST_DEVICE
 // names: the bits of FP32 arithmetic in the order of the definition.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/backends.h"
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/guarded_buffer.h"
@@ -77,7 +81,10 @@ TEST_F(StepsTest, GateAppliesTheActivationFunctionFirst) {
        {std::pair<ActivationFunction, double (*)(double)>{
             ActivationFunction::kRelu, [](double v) { return std::max(v, 0.0); }},
         {ActivationFunction::kGelu, [](double v) { return v / 2 * std::erfc(-v / std::sqrt(2)); }},
-        {ActivationFunction::kSilu, [](double v) { return v / (1 + std::exp(-v)); }}}) {
+        {ActivationFunction::kSilu, [](double v) { return v / (1 + std::exp(-v)); }},
+        {ActivationFunction::kGeluTanh, [](double v) {
+           return v / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+         }}}) {
     const GuardedBuffer a = Filled(BytesOf(gate)), b = Filled(BytesOf(up));
     const GateArgs args = {static_cast<float*>(a.data()), static_cast<const float*>(b.data()), 8,
                            activation};
@@ -85,6 +92,110 @@ TEST_F(StepsTest, GateAppliesTheActivationFunctionFirst) {
     for (int64_t i = 0; i < 8; ++i) {
       EXPECT_NEAR(GetElement(got, DType::kFp32, i), 2 * of(gate[i]), 1e-6 * std::abs(gate[i]))
           << Name(activation) << " of " << gate[i];
+    }
+  }
+}
+
+// The formulas of GptOssExperts, DeepseekV4MLP and Kimi K3, in double.
+struct GateCase {
+  ActivationFunction activation;
+  GateParameters parameters;
+  double (*of)(double gate, double up);
+};
+double Sigmoid(double v) { return 1 / (1 + std::exp(-v)); }
+const GateCase kGates[] = {{ActivationFunction::kSwigluOai,
+                            {.limit = 7, .alpha = 1.702f},
+                            [](double gate, double up) {
+                              const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+                              return g * Sigmoid(1.702 * g) * (u + 1);
+                            }},
+                           {ActivationFunction::kSilu,
+                            {.limit = 2.5f},
+                            [](double gate, double up) {
+                              const double g = std::min(gate, 2.5);
+                              return g * Sigmoid(g) * std::clamp(up, -2.5, 2.5);
+                            }},
+                           {ActivationFunction::kSitu,
+                            {.beta = 4, .linear_beta = 25},
+                            [](double gate, double up) {
+                              return 4 * std::tanh(gate / 4) * Sigmoid(gate) * 25 *
+                                     std::tanh(up / 25);
+                            }},
+                           {ActivationFunction::kSitu, {.beta = 1.5f}, [](double gate, double up) {
+                              return 1.5 * std::tanh(gate / 1.5) * Sigmoid(gate) * up;
+                            }}};
+
+TEST_F(StepsTest, GateOfFunctionsOfGateAndUp) {
+  const std::vector<float> values = {-200, -9, -2.5f, -1, -0.25f, 0, 0.5f, 2, 6.5f, 8, 90};
+  std::vector<float> gate, up;
+  for (const float g : values) {
+    for (const float u : values) {
+      gate.push_back(g);
+      up.push_back(u);
+    }
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [g, u] : {std::pair(nan, 1.0f), {1.0f, nan}}) {
+    gate.push_back(g);
+    up.push_back(u);
+  }
+  const auto count = static_cast<int64_t>(gate.size());
+  for (const GateCase& one : kGates) {
+    const GuardedBuffer a = Filled(BytesOf(gate)), b = Filled(BytesOf(up));
+    const GateArgs args = {.gate = a.data(),
+                           .up = b.data(),
+                           .count = count,
+                           .activation = one.activation,
+                           .parameters = one.parameters};
+    const Bytes got = Take(MultiplyByUp(args, device_, stream_->view()), a);
+    for (int64_t i = 0; i < count - 2; ++i) {
+      const double want = one.of(gate[i], up[i]);
+      EXPECT_NEAR(GetElement(got, DType::kFp32, i), want, 2e-6 * std::abs(want) + 1e-30)
+          << Name(one.activation) << " of " << gate[i] << " and " << up[i];
+    }
+    EXPECT_TRUE(std::isnan(GetElement(got, DType::kFp32, count - 2))) << Name(one.activation);
+    EXPECT_TRUE(std::isnan(GetElement(got, DType::kFp32, count - 1))) << Name(one.activation);
+  }
+}
+
+// FP32, FP16 and BF16 of gate and up, to FP16 with a scale for each row.
+TEST_F(StepsTest, GateToFp16OfFunctionsOfGateAndUp) {
+  if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
+  constexpr int64_t kRows = 3, kCols = 136;
+  for (const GateCase& one : kGates) {
+    for (DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16}) {
+      const Bytes gate = RandomMatrix(kRows, kCols, dtype, 1),
+                  up = RandomMatrix(kRows, kCols, dtype, 2);
+      const GuardedBuffer a = Filled(gate), b = Filled(up);
+      const GuardedBuffer half = GuardedBuffer::Create(device_, kRows * kCols * 2).value();
+      const GuardedBuffer scale = GuardedBuffer::Create(device_, kRows * 4).value();
+      const GateArgs args = {.gate = a.data(),
+                             .up = b.data(),
+                             .count = kRows * kCols,
+                             .activation = one.activation,
+                             .parameters = one.parameters,
+                             .half = static_cast<uint16_t*>(half.data()),
+                             .cols = kCols,
+                             .half_scale = static_cast<float*>(scale.data()),
+                             .dtype = dtype};
+      const Bytes got = Take(MultiplyByUp(args, device_, stream_->view()), half);
+      const Bytes scales = scale.Read().value();
+      const double whole = 1 / NarrowFactor(dtype);
+      for (int64_t row = 0; row < kRows; ++row) {
+        std::vector<double> want;
+        double largest = 0;
+        for (int64_t i = row * kCols; i < (row + 1) * kCols; ++i) {
+          want.push_back(
+              one.of(GetElement(gate, dtype, i) * whole, GetElement(up, dtype, i) * whole));
+          largest = std::max(largest, std::abs(want.back()));
+        }
+        for (int64_t col = 0; col < kCols; ++col) {
+          const double value = GetElement(got, DType::kFp16, row * kCols + col) *
+                               GetElement(scales, DType::kFp32, row);
+          ASSERT_NEAR(value, want[col], std::max(std::abs(want[col]), largest * 0x1p-15) * 0x1p-10)
+              << Name(one.activation) << " " << Name(dtype) << " row " << row << " column " << col;
+        }
+      }
     }
   }
 }
@@ -203,6 +314,49 @@ TEST_F(StepsTest, CombineReadsSixteenBits) {
   }
 }
 
+// Bit for bit TransformBlock, whatever the block, the type and the alignment.
+TEST_F(StepsTest, TransformsOfEverySize) {
+  constexpr int64_t kRows = 3;
+  for (int64_t size = 2; size <= Hadamard::kMostRows; size *= 2) {
+    const Hadamard hadamard = {size, 1 / std::sqrt(static_cast<float>(size))};
+    const int64_t k = size * (size < 2048 ? 2048 / size + 1 : size < 8192 ? 3 : 1);
+    const Bytes factors = RandomMatrix(1, k, DType::kFp32, 7);
+    const GuardedBuffer factor = Filled(factors);
+    for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+      for (const bool multiplied : {false, true}) {
+        const Bytes x = RandomMatrix(kRows, k, dtype, 8);
+        const GuardedBuffer in = Filled(x, multiplied ? SizeOf(dtype) : 0);
+        for (const InputForm form : {InputForm::kAny, InputForm::kQuantized}) {
+          const GuardedBuffer out = GuardedBuffer::Create(device_, kRows * k * 4).value();
+          const auto* const factors_there = static_cast<const float*>(factor.data());
+          const auto result =
+              StepsOf(device_).transform_rows({.x = {in.data(), dtype, kRows, k},
+                                               .factor = multiplied ? factors_there : nullptr,
+                                               .hadamard = hadamard,
+                                               .form = form,
+                                               .out = out.data()},
+                                              device_, stream_->view());
+          const Bytes got = Take(result.status(), out);
+          ASSERT_EQ(result->data, out.data());
+          EXPECT_TRUE(form != InputForm::kQuantized || result->dtype == DType::kFp32);
+          std::vector<float> want(kRows * k);
+          for (int64_t i = 0; i < kRows * k; ++i) {
+            want[i] = GetElement(x, dtype, i);
+            if (multiplied) want[i] *= GetElement(factors, DType::kFp32, i % k);
+          }
+          for (int64_t i = 0; i < kRows * k; i += size) TransformBlock(hadamard, &want[i]);
+          Bytes expected(kRows * k * SizeOf(result->dtype));
+          for (int64_t i = 0; i < kRows * k; ++i) {
+            StoreElement(expected.data(), result->dtype, i, want[i]);
+          }
+          EXPECT_EQ(std::memcmp(got.data(), expected.data(), expected.size()), 0)
+              << size << " " << Name(dtype) << " factor " << multiplied;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(StepsTest, GateIsOneMultiplication) {
   for (int64_t count : {1, 255, 256, 100003}) {
     const Bytes gate = RandomMatrix(1, count, DType::kFp32, 1);
@@ -258,7 +412,77 @@ TEST_F(StepsTest, CombineAddsInTheOrderOfChoices) {
   }
 }
 
+TEST_F(StepsTest, CombineAddsTheSharedRowLast) {
+  constexpr int64_t kIn = 7, kCount = 600, kTerms = 2;
+  for (int64_t cols : {3, 512}) {  // in few threads, and four columns to a thread
+    for (bool weighted : {false, true}) {
+      const Bytes in = RandomMatrix(kIn, cols, DType::kFp32, 3);
+      const Bytes shared = RandomMatrix(kCount, cols, DType::kFp32, 5);
+      const Bytes weights = RandomMatrix(kCount, 1, DType::kFp32, 4);
+      const std::vector<int32_t> rows = RandomRows(kCount * kTerms, kIn);
+      const GuardedBuffer from = Filled(in), order = Filled(BytesOf(rows)), added = Filled(shared),
+                          by = Filled(weights);
+      const GuardedBuffer y = GuardedBuffer::Create(device_, kCount * cols * 4).value();
+      CombineArgs args = {.in = from.data(),
+                          .cols = cols,
+                          .rows = static_cast<const int32_t*>(order.data()),
+                          .count = kCount,
+                          .terms = kTerms,
+                          .y = y.data(),
+                          .y_dtype = DType::kFp32,
+                          .added = static_cast<const float*>(added.data())};
+      if (weighted) args.added_weights = static_cast<const float*>(by.data());
+      Bytes want(y.size());
+      for (int64_t i = 0; i < kCount * cols; ++i) {
+        const int64_t row = i / cols, col = i % cols;
+        const float sum = GetElement(in, DType::kFp32, rows[2 * row] * cols + col) +
+                          GetElement(in, DType::kFp32, rows[2 * row + 1] * cols + col);
+        const float value = GetElement(shared, DType::kFp32, i);
+        // Rounded separately: volatile keeps the compiler from fusing them.
+        const volatile float term =
+            weighted ? GetElement(weights, DType::kFp32, row) * value : value;
+        SetElement(&want, DType::kFp32, i, sum + term);
+      }
+      EXPECT_EQ(Take(CombineRows(args, device_, stream_->view()), y), want)
+          << cols << " columns" << (weighted ? ", weighted" : "");
+    }
+  }
+}
+
+// FP32 sums of K products, and one exponential.
+TEST_F(StepsTest, TokensAreGated) {
+  constexpr int64_t kTokens = 9;
+  for (int64_t k : {1, 40, 511, 7168}) {
+    for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+      const Bytes x = RandomMatrix(kTokens, k, dtype, 1),
+                  gates = RandomMatrix(2, k, DType::kFp32, 2);
+      const std::vector<int32_t> which = RandomRows(kTokens, 2);
+      const GuardedBuffer tokens = Filled(x), of = Filled(gates), number = Filled(BytesOf(which));
+      const GuardedBuffer out = GuardedBuffer::Create(device_, kTokens * 4).value();
+      const TokenGateArgs args = {.x = {tokens.data(), dtype, kTokens, k},
+                                  .gates = static_cast<const float*>(of.data()),
+                                  .which = static_cast<const int32_t*>(number.data()),
+                                  .out = static_cast<float*>(out.data())};
+      const Bytes got = Take(GateTokens(args, device_, stream_->view()), out);
+      for (int64_t t = 0; t < kTokens; ++t) {
+        double sum = 0, magnitudes = 0;
+        for (int64_t i = 0; i < k; ++i) {
+          const double term =
+              GetElement(x, dtype, t * k + i) * GetElement(gates, DType::kFp32, which[t] * k + i);
+          sum += term;
+          magnitudes += std::abs(term);
+        }
+        // The slope of the sigmoid is at most 1 / 4; a thread adds K / 256 products.
+        const double bound = magnitudes / 4 * (static_cast<double>(k) / 256 + 16) * 0x1p-24 + 1e-6;
+        EXPECT_NEAR(GetElement(got, DType::kFp32, t), Sigmoid(sum), bound)
+            << Name(dtype) << " K = " << k << " token " << t;
+      }
+    }
+  }
+}
+
 TEST_F(StepsTest, NothingToDoSucceeds) {
+  EXPECT_THAT(GateTokens({}, device_, stream_->view()), IsOk());
   EXPECT_THAT(GatherRows({}, device_, stream_->view()), IsOk());
   EXPECT_THAT(MultiplyByUp({}, device_, stream_->view()), IsOk());
   EXPECT_THAT(CombineRows({}, device_, stream_->view()), IsOk());

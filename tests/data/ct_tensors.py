@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from golden import Bf16, E2M1_VALUES, Typed, e4m3_values, wide
+from golden import Bf16, E2M1_VALUES, Typed, e4m3_values, sylvester, wide
 
 try:
     import compressed_tensors
@@ -18,6 +18,7 @@ try:
     from compressed_tensors.compressors.pack_quantized import unpack_from_int32
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.transform import TransformArgs, TransformConfig, TransformScheme, apply_transform_config
     VERSION = compressed_tensors.__version__
     PADS = tuple(map(int, VERSION.split(".")[:2])) < (0, 18)
 except ImportError:
@@ -129,6 +130,30 @@ class Checkpoint:
         settings = {key: value for key, value in settings.items() if value is not None}
         self.cases.append(dict(path=path, description=description, bias=bias, settings=settings,
                                weight=np.ascontiguousarray(values.astype(np.float16).T), format=form))
+
+    def transform(self, path, name, size=None):
+        """Gives the case of that path, the latest, the transform of its input that the library does."""
+        case = self.cases[-1]
+        assert case["path"] == path
+        k = len(case["weight"])
+        matrix = sylvester(size or k)
+        case["transform"] = matrix / np.sqrt(len(matrix))
+        case["settings"]["hadamard_size"] = size or -1
+        self.tensors[f"{path}.{name}_input.weight"] = matrix.astype("<f4")
+        if VERSION is None:
+            return
+        module = torch.nn.Module()
+        module.linear = torch.nn.Linear(k, k, bias=False, dtype=torch.float64)
+        module.linear.weight.data = torch.eye(k, dtype=torch.float64)
+        apply_transform_config(module, TransformConfig(config_groups={name: TransformScheme(
+            type="hadamard", head_dim=size, precision=torch.float64,
+            apply=[TransformArgs(targets=["linear"], location="input")])}))
+        stored = module.linear.get_submodule(f"{name}_input").weight
+        assert (stored.numpy(force=True) == matrix).all(), (path, "matrix differs")
+        x = self.random.standard_normal((3, k))
+        ours = (x.reshape(3, -1, len(matrix)) @ case["transform"]).reshape(3, k)
+        assert np.allclose(module.linear(torch.from_numpy(x)).numpy(force=True), ours, rtol=0, atol=1e-12), (path, "differs")
+        checked.append(f"{self.model}/{path}/{name}")
 
     def bias(self, n):
         return Bf16(self.random.standard_normal(n))

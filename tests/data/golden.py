@@ -54,6 +54,14 @@ DTYPES = {np.dtype("<f2"): "F16", np.dtype("<f4"): "F32", np.dtype("i1"): "I8", 
           np.dtype("<i2"): "I16", np.dtype("<i4"): "I32", np.dtype("<i8"): "I64"}
 
 
+def sylvester(size):
+    """The Hadamard matrix of that size, 1 and -1."""
+    out = np.ones((1, 1))
+    while len(out) < size:
+        out = np.block([[out, out], [out, -out]])
+    return out
+
+
 def wide(values):
     """FP32, exactly."""
     return values.wide() if isinstance(values, Bf16) else values.astype(np.float32)
@@ -114,16 +122,23 @@ class Goldens:
         write_safetensors(folder / "model.safetensors", tensors)
 
     def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None,
-             format=None):
+             format=None, transform=None, values=None):
         """`weight`: FP16 [K, N], what must come out. `integers` [K, N]: the same, of a weight that INT8 activations
-        multiply too. `factor` FP32 [K]: what activations are multiplied by first. `settings`: of the weight in a
-        request, where those of its checkpoint do not say it. `format`: its own, where it is not that of the folder."""
+        multiply too. `factor` FP32 [K]: what activations are multiplied by first. `transform` [size, size]: what blocks of
+        them are multiplied by after that, and `values` FP32 [K, N] the weight that its product is of, where that is not
+        `weight`. `settings`: of the weight in a request, where those of its checkpoint do not say it. `format`: its own,
+        where it is not that of the folder."""
         k, n = weight.shape
         random = np.random.default_rng(k * 10007 + n)
         x = random.standard_normal((TOKENS, k)).astype(np.float16)
         name = f"{model}.{path}"
-        scaled = x.astype(np.float64) * (1 if factor is None else factor.astype(np.float64))
-        product = scaled @ weight.astype(np.float64)
+
+        def transformed(rows):
+            out = rows.astype(np.float64) * (1 if factor is None else factor.astype(np.float64))
+            return out if transform is None else (out.reshape(len(rows), -1, len(transform)) @ transform).reshape(out.shape)
+
+        exact = (weight if values is None else values).astype(np.float64)
+        product = transformed(x) @ exact
         if bias is not None:
             product = product + wide(bias).astype(np.float64)
         case = {"model": model, "weight": path, "k": k, "n": n, "description": description,
@@ -139,6 +154,9 @@ class Goldens:
         if factor is not None:
             case["factor"] = f"{name}.factor.npy"
             self.npy(case["factor"], factor.astype("<f4"))
+        if transform is not None:
+            case["hadamard_size"], case["whole"] = len(transform), f"{name}.whole.npy"
+            self.npy(case["whole"], (transformed(np.eye(k)) @ exact).astype("<f4"))
         if integers is not None:
             tokens = random.integers(-128, 128, (TOKENS, k)).astype("i1")
             case["int8_activations"] = f"{name}.int8_activations.npy"

@@ -14,14 +14,16 @@ TEST(Scheme, PrintsAndParses) {
        {"w4g128z",           "w4g128s",    "w8g64z+bf16",    "w3g7z+fp32",     "w8cs",
         "w8ts+fp32",         "w2g32s",     "w2cm1",          "w8cz+1",         "w4g64r",
         "w4g32r:fp32+fp32",  "w4co:bf16",  "w4g128z+int8*c", "e2m1g16+e4m3*t", "e2m1g32+e8m0",
-        "e4m3b128x128+fp32", "e4m3t+fp32", "e4m3c+bf16",     "t4g64+fp32",     "w4b0x16s"}) {
+        "e4m3b128x128+fp32", "e4m3t+fp32", "e4m3c+bf16",     "t4g64+fp32",     "w4b0x16s",
+        "iq2_xxs",           "iq2_xs*t",   "iq1_m*c"}) {
     const auto scheme = ParseScheme(text);
     ASSERT_TRUE(scheme.ok()) << text << ": " << scheme.status();
     EXPECT_EQ(ToString(*scheme), text);
   }
-  for (const char* text :
-       {"", "w", "w4", "w9g128z", "w0cs", "w4g0z", "w4g128q", "w4g128z ", "w4g128z+", "w4g128z+fp8",
-        "w4b128", "w4b128x1z", "a16w4g128z", "w4g128r:", "e2m1g16*", "w4cm256", "e3m4c"}) {
+  for (const char* text : {"",        "w",         "w4",          "w9g128z",  "w0cs",
+                           "w4g0z",   "w4g128q",   "w4g128z ",    "w4g128z+", "w4g128z+fp8",
+                           "w4b128",  "w4b128x1z", "a16w4g128z",  "w4g128r:", "e2m1g16*",
+                           "w4cm256", "e3m4c",     "iq2_xxsg256", "iq2",      "iq3_s+fp16"}) {
     EXPECT_FALSE(ParseScheme(text).ok()) << text;
   }
 }
@@ -38,8 +40,14 @@ TEST(Scheme, EveryCombinationThatIsLegalPrintsAndParses) {
               for (std::optional<DType> scale :
                    {std::optional<DType>(), std::optional(DType::kFp16),
                     std::optional(DType::kInt8)}) {
-                QuantizationScheme d = {code, bits,         rows,  cols, zero,
-                                        0,    DType::kBf16, scale, outer};
+                QuantizationScheme d = {.code = code,
+                                        .bits = bits,
+                                        .block_rows = rows,
+                                        .block_cols = cols,
+                                        .zero_kind = zero,
+                                        .zero_dtype = DType::kBf16,
+                                        .scale_dtype = scale,
+                                        .outer = outer};
                 if (!d.real_zeros()) d.zero_dtype = DType::kFp16;
                 if (zero == ZeroKind::kConstant) d.zero = code == CodeKind::kUnsigned ? bits : 0;
                 if (!Validate(d, 64, 64).ok()) continue;
@@ -88,6 +96,14 @@ TEST(Scheme, ValidateNamesThePart) {
   d = Symmetric(8, 0);
   d.zero = 256;
   EXPECT_THAT(error(d), HasSubstr("zero: got 256"));
+  d.vector = VectorCode::kIq3S;
+  EXPECT_THAT(error(d), HasSubstr("code: got iq3_s, expected no vector code"));
+  d = Vectors(VectorCode::kIq3S);
+  EXPECT_EQ(error(d), "OK");
+  EXPECT_THAT(error(d, 384), HasSubstr("K (in features): got 384, expected a multiple of 256"));
+  d.scale_dtype = DType::kFp16;
+  EXPECT_THAT(error(d), HasSubstr("got vector codes with other parts, expected blocks alone"));
+  EXPECT_THAT(error(Vectors(VectorCode::kNone)), HasSubstr("got vector codes with other parts"));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // HostWeight: Validate names the wrong part; values follow the formula of exact.h.
 #include "kernels/weight.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -28,6 +30,31 @@ HostWeight Random(const char* scheme, bool order = false, bool factor = false) {
 
 std::string Error(const HostWeight& weight) { return Validate(weight).ToString(); }
 
+// The definition, in double: of activations, and of the columns of a weight.
+TEST(Hadamard, TransformsBlocks) {
+  for (const int64_t size : {2, 16, 32, 256, 1024}) {
+    for (const int64_t width : {1, 3}) {
+      const Hadamard hadamard = {size, 0.25f};
+      const std::vector<uint8_t> bytes = testing::RandomMatrix(size, width, DType::kFp32, 3);
+      std::vector<float> got(size * width);
+      for (int64_t i = 0; i < size * width; ++i) {
+        got[i] = testing::GetElement(bytes, DType::kFp32, i);
+      }
+      TransformBlock(hadamard, got.data(), width);
+      for (int64_t j = 0; j < size; ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          double sum = 0;
+          for (int64_t i = 0; i < size; ++i) {
+            const double value = testing::GetElement(bytes, DType::kFp32, i * width + c);
+            sum += std::popcount(static_cast<uint64_t>(i & j)) % 2 == 0 ? value : -value;
+          }
+          ASSERT_NEAR(got[j * width + c], sum / 4, 1e-6 * static_cast<double>(size)) << size;
+        }
+      }
+    }
+  }
+}
+
 TEST(HostWeight, ValidateNamesThePart) {
   const HostWeight good = Random("w3g16z*c", true, true);
   ASSERT_TRUE(Validate(good).ok()) << Validate(good);
@@ -52,6 +79,18 @@ TEST(HostWeight, ValidateNamesThePart) {
   w = good;
   w.factor[39] = kNan;
   EXPECT_THAT(Error(w), HasSubstr("factor: got NaN at index 39"));
+  for (const int64_t size : {1, 6, 16, -8, 32768}) {
+    w = good;
+    w.hadamard = {size, 1};
+    EXPECT_THAT(Error(w), HasSubstr(absl::StrCat("hadamard_size: got ", size,
+                                                 ", expected a power "
+                                                 "of two from 2 to 16384 that divides K = 40")));
+  }
+  for (const float scale : {0.0f, kNan, -1.0f, 1 / 0.0f}) {
+    w = good;
+    w.hadamard = {8, scale};
+    EXPECT_THAT(Error(w), HasSubstr("scale of the transform: got "));
+  }
   w = good;
   w.order[3] = w.order[4];
   EXPECT_THAT(Error(w), HasSubstr("order: got"));
@@ -76,6 +115,22 @@ double InDouble(const HostWeight& w, int64_t row, int64_t col) {
   const double value =
       d.zero_kind == ZeroKind::kRealAfter ? code * scale - zero : (code - zero) * scale;
   return value * w.Outer(col);
+}
+
+TEST(HostWeight, BlocksOfVectorCodesHaveFiniteScales) {
+  for (const VectorCodeInfo& info : VectorCodes()) {
+    const HostWeight good =
+        testing::RandomWeight({.k = 512, .n = 12, .scheme = Vectors(info.code)});
+    ASSERT_TRUE(Validate(good).ok()) << Validate(good);
+    HostWeight w = good;
+    w.codes.pop_back();
+    EXPECT_THAT(Error(w), HasSubstr("codes: got ")) << info.name;
+    w = good;
+    const int64_t bytes = VectorBlockBytes(info.code);
+    std::fill_n(w.codes.begin() + (12 + 3) * bytes, bytes, uint8_t{0xfc});
+    EXPECT_THAT(Error(w), HasSubstr("codes: got a scale that is no number in block 1 of column 3"))
+        << info.name;
+  }
 }
 
 TEST(Exact, IsTheFormulaUpToItsRoundings) {

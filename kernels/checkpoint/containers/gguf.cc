@@ -29,13 +29,7 @@ constexpr int64_t kLeastTensorBytes = 8 + 4 + 4 + 8;
 
 // --- Types of tensors ---
 
-struct BlockSize {
-  uint32_t number;  // in the file
-  absl::string_view name;
-  int64_t elements;  // of a block, along the first dimension
-  int64_t bytes;     // of a block
-};
-constexpr BlockSize kBlockSizes[] = {
+constexpr GgufType kTypes[] = {
     {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},
     {3, "Q4_1", 32, 20},      {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},
     {8, "Q8_0", 32, 34},      {9, "Q8_1", 32, 40},      {10, "Q2_K", 256, 84},
@@ -47,11 +41,15 @@ constexpr BlockSize kBlockSizes[] = {
     {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},
     {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
     {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},
-    {41, "Q1_0", 128, 18}};
+    {41, "Q1_0", 128, 18},    {42, "Q2_0", 64, 18}};
+
+// Two writers use the number of Q2_0: llama.cpp, and PrismML's version of it for blocks of 128.
+constexpr absl::string_view kQ2 = "Q2_0";
+constexpr GgufType kWideQ2 = {42, "Q2_0_G128", 128, 34};
 
 // Null for a number that is not known.
-const BlockSize* TypeOf(uint32_t number) {
-  for (const BlockSize& type : kBlockSizes) {
+const GgufType* TypeOf(uint32_t number) {
+  for (const GgufType& type : kTypes) {
     if (type.number == number) return &type;
   }
   return nullptr;
@@ -146,7 +144,7 @@ absl::Status ReadMetadata(GgufInput* in, const GgufLimits& limits, Header* out, 
 // --- Tensors ---
 
 // Bytes of the tensor, all of whose dimensions are at least 1; shape[0] varies slowest.
-absl::StatusOr<int64_t> BytesOf(const BlockSize& type, const std::vector<int64_t>& shape) {
+absl::StatusOr<int64_t> BytesOf(const GgufType& type, const std::vector<int64_t>& shape) {
   const std::string text = absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
   const int64_t row = shape.empty() ? 1 : shape.back();
   if (row % type.elements != 0) {
@@ -182,7 +180,7 @@ absl::Status ReadTensor(GgufInput* in, const GgufLimits& limits, uint64_t alignm
     return Invalid("offset: got ", offset, ", expected a multiple of ", alignment,
                    " (general.alignment) within the file");
   }
-  const BlockSize* type = TypeOf(number);
+  const GgufType* type = TypeOf(number);
   out->dtype = type != nullptr ? std::string(type->name) : absl::StrCat("type ", number);
   out->begin = out->end = static_cast<int64_t>(offset);
   if (type == nullptr) return absl::OkStatus();
@@ -228,6 +226,20 @@ absl::Status CheckPlaces(const TensorMap& tensors, int64_t data_bytes) {
   return absl::OkStatus();
 }
 
+// Makes every tensor of Q2_0 one of blocks of 128. False if there is none, or one that is not.
+bool WidenQ2(TensorMap* tensors) {
+  bool any = false;
+  for (auto& [name, tensor] : *tensors) {
+    if (tensor.dtype != kQ2) continue;
+    const absl::StatusOr<int64_t> bytes = BytesOf(kWideQ2, tensor.shape);
+    if (!bytes.ok()) return false;
+    tensor.dtype = std::string(kWideQ2.name);
+    tensor.end = tensor.begin + *bytes;
+    any = true;
+  }
+  return any;
+}
+
 struct Contents {
   Header header;
   int64_t data_offset = 0;
@@ -242,8 +254,11 @@ absl::StatusOr<Contents> ReadContents(const File& file, const GgufLimits& limits
   const uint64_t alignment = out.header.alignment == 0 ? kUsualAlignment : out.header.alignment;
   AWQD_ASSIGN_OR_RETURN(out.tensors, ReadTensors(&in, limits, out.header, alignment));
   out.data_offset = RoundUp(in.position(), static_cast<int64_t>(alignment));
-  AWQD_RETURN_IF_ERROR(
-      CheckPlaces(out.tensors, std::max<int64_t>(0, file.size() - out.data_offset)));
+  const int64_t data_bytes = std::max<int64_t>(0, file.size() - out.data_offset);
+  const absl::Status places = CheckPlaces(out.tensors, data_bytes);
+  if (places.ok()) return out;
+  // Blocks of 64 take more bytes than those of 128.
+  if (!WidenQ2(&out.tensors) || !CheckPlaces(out.tensors, data_bytes).ok()) return places;
   return out;
 }
 
@@ -272,6 +287,13 @@ bool IsLinear(absl::string_view path, const TensorInfo& tensor) {
 }
 
 }  // namespace
+
+const GgufType* GgufTypeNamed(absl::string_view name) {
+  for (const GgufType& type : kTypes) {
+    if (type.name == name) return &type;
+  }
+  return nullptr;
+}
 
 absl::StatusOr<GgufFile> OpenGguf(File file, const GgufLimits& limits) {
   AWQD_RETURN_IF_ERROR(file.CheckNoLfsPointer());

@@ -27,6 +27,16 @@ struct GgufLimits {
   const std::atomic<bool>* cancelled = nullptr;
 };
 
+// A type of tensors: elements lie in blocks of so many along the last dimension.
+struct GgufType {
+  uint32_t number = 0;     // in the file
+  absl::string_view name;  // "Q4_0", as TensorInfo::dtype has it
+  int64_t elements = 1;    // of a block
+  int64_t bytes = 0;       // of a block
+};
+// Null for a name that is not known.
+const GgufType* GgufTypeNamed(absl::string_view name);
+
 struct GgufFile {
   // Types by their names in ggml, but F16, BF16, F32 and whole numbers as safetensors spells them;
   // a type of a number that is not known is "type 99", and its tensors have 0 bytes here. Shapes

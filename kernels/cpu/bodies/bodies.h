@@ -173,6 +173,9 @@ constexpr int64_t ColumnScratchBytes(int64_t groups, int64_t rows) {
   return (3 * groups * 8 + rows * 8) * 4;
 }
 
+// Partial sums of a token that vector_block adds to.
+inline constexpr int64_t kVectorLanes = 32;
+
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
   int64_t scratch_floats;  // of a ProductTask
@@ -193,6 +196,9 @@ struct Bodies {
   void (*kv4_codes)(const Kv4Rows&, const void* x, const float* inverse, const float* zero,
                     uint8_t* codes);
   void (*kv4_elements)(const Kv4Rows&, const uint8_t* codes, const Kv4Decoding&, void* out);
+  // Adds to each row's lanes [rows][kVectorLanes] its x times 256 weights, codes[i] * scales[i / 16].
+  void (*vector_block)(const int8_t* codes, const float* scales, const float* x, int64_t x_stride,
+                       int64_t rows, float* lanes);
 };
 
 extern const Bodies kPortableBodies;

@@ -3,12 +3,13 @@
 #include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/kv4_body.h"
 #include "kernels/cpu/bodies/product_body.h"
+#include "kernels/cpu/bodies/vector_body.h"
 
 namespace awqd::cpu {
 
 const Bodies kAvx512Bodies = {Product,   Scratch::kFloats, DequantizeFast, Columns,
                               ToFloat,   FromFloat,        LargestBits,    ToInt8,
-                              Kv4Ranges, Kv4Codes,         Kv4Elements};
+                              Kv4Ranges, Kv4Codes,         Kv4Elements,    VectorBlock};
 const IntegerProducts kAvx512Integers = {.int16_columns = kInt16Columns,
                                          .int16_panels = Int16Panels(10, 12),
                                          .int8_bytes = Int8Columns(48, 12),

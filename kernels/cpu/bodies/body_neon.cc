@@ -3,12 +3,13 @@
 #include "kernels/cpu/bodies/integers/panel_product.h"
 #include "kernels/cpu/bodies/kv4_body.h"
 #include "kernels/cpu/bodies/product_body.h"
+#include "kernels/cpu/bodies/vector_body.h"
 
 namespace awqd::cpu {
 
 const Bodies kNeonBodies = {Product,   Scratch::kFloats, Dequantize,  Columns,
                             ToFloat,   FromFloat,        LargestBits, ToInt8,
-                            Kv4Ranges, Kv4Codes,         Kv4Elements};
+                            Kv4Ranges, Kv4Codes,         Kv4Elements, VectorBlock};
 const IntegerProducts kNeonIntegers = {.int8_panels = kInt8Panels,
                                        .int32_product = Int32PanelProduct,
                                        .panel_scratch_bytes = PanelScratch::kBytes};

@@ -3,9 +3,9 @@
 //
 // Both stream through memory once, one element per thread and step, coalesced along columns.
 #include "kernels/cuda/common/packed.cuh"
-#include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
+#include "kernels/exact.h"
 
 namespace awqd::cuda {
 namespace {
@@ -19,7 +19,7 @@ __global__ __launch_bounds__(kThreads) void EpilogueKernel(EpilogueArgs a) {
   for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
     const float sum = a.sums[row * a.ld_sums + col];
     // Not sum + 0: that would turn -0 into +0.
-    const float value = Activate(a.activation, a.bias != nullptr ? sum + a.bias[col] : sum);
+    const float value = ActivateFloat(a.activation, a.bias != nullptr ? sum + a.bias[col] : sum);
     const int64_t at = row * a.ld_y + col;
     if (a.y_dtype == DType::kFp32) {
       static_cast<float*>(a.y)[at] = value;
@@ -63,9 +63,10 @@ absl::Status ReorderRows(const ReorderArgs& args, Device& device, StreamView str
 namespace awqd {
 
 const Steps& CudaSteps() {
-  static const Steps steps = {cuda::NeedsNoPrologue, cuda::PrologueBytes, cuda::RunPrologue,
-                              cuda::RunEpilogue,     cuda::ReorderRows,   cuda::GatherRows,
-                              cuda::MultiplyByUp,    cuda::CombineRows};
+  static const Steps steps = {cuda::TransformRows, cuda::NeedsNoPrologue, cuda::PrologueBytes,
+                              cuda::RunPrologue,   cuda::RunEpilogue,     cuda::ReorderRows,
+                              cuda::GatherRows,    cuda::MultiplyByUp,    cuda::GateTokens,
+                              cuda::CombineRows};
   return steps;
 }
 

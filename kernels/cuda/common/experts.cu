@@ -12,6 +12,7 @@
 #include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
+#include "kernels/exact.h"
 
 // Kernels before a product let it begin at once: it brings its weights in meanwhile.
 namespace awqd::cuda {
@@ -38,7 +39,7 @@ __global__ __launch_bounds__(kThreads) void GateKernel(GateArgs a) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   auto* const gate = static_cast<float*>(a.gate);
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < a.count; i += step) {
-    gate[i] = Activate(a.activation, gate[i]) * static_cast<const float*>(a.up)[i];
+    gate[i] = GateFloat(a.activation, a.parameters, gate[i], static_cast<const float*>(a.up)[i]);
   }
 }
 
@@ -76,11 +77,22 @@ __device__ __forceinline__ float4 LoadFour(const void* from, int64_t at) {
   return {out[0], out[1], out[2], out[3]};
 }
 
+// Any function. Not inline: the kernels below repeat it many times, which would double their code.
+__device__ __noinline__ float4 GateFour(ActivationFunction activation, GateParameters parameters,
+                                        float4 gate, float4 up) {
+  const auto gated = [&](float g, float u) { return GateFloat(activation, parameters, g, u); };
+  return {gated(gate.x, up.x), gated(gate.y, up.y), gated(gate.z, up.z), gated(gate.w, up.w)};
+}
+
 template <DType kIn>
 __device__ __forceinline__ float4 Gated(const GateArgs& a, int64_t at) {
   const float4 gate = LoadFour<kIn>(a.gate, at), up = LoadFour<kIn>(a.up, at);
-  return {Activate(a.activation, gate.x) * up.x, Activate(a.activation, gate.y) * up.y,
-          Activate(a.activation, gate.z) * up.z, Activate(a.activation, gate.w) * up.w};
+  constexpr ActivationFunction kSilu = ActivationFunction::kSilu;
+  if (a.activation != kSilu || a.parameters.limit <= kLargestFloat) {
+    return GateFour(a.activation, a.parameters, gate, up);
+  }
+  return {ActivateFloat(kSilu, gate.x) * up.x, ActivateFloat(kSilu, gate.y) * up.y,
+          ActivateFloat(kSilu, gate.z) * up.z, ActivateFloat(kSilu, gate.w) * up.w};
 }
 
 __device__ __forceinline__ float FiniteMagnitude(float v) {
@@ -145,6 +157,28 @@ absl::Status GateToHalf(const GateArgs& args, StreamView stream) {
                                 : LaunchGateToHalf<kIn, 1024, false>(args, stream);
 }
 
+// A block for each token.
+template <DType kIn>
+__global__ __launch_bounds__(kThreads) void TokenGateKernel(TokenGateArgs a) {
+  constexpr float kFactor = NarrowFactor(kIn);  // x is not narrow; LoadWide takes it to be so
+  const int64_t token = blockIdx.x, k = a.x.cols;
+  const float* const gate = a.gates + a.which[token] * k;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < k; i += kThreads) {
+    float value[1];
+    LoadWide<kIn>(a.x.data, token * k + i, value);
+    sum += value[0] * kFactor * gate[i];
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  __shared__ float by_warp[kThreads / 32];
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / 32; ++w) sum += by_warp[w];
+  a.out[token] = 1 / (1 + expf(-sum));
+}
+
 // The bits of the CPU: no fused multiply-adds.
 template <DType kIn, int kWide>
 __device__ __forceinline__ void Combined(const CombineArgs& a, int64_t row, int64_t col,
@@ -158,6 +192,14 @@ __device__ __forceinline__ void Combined(const CombineArgs& a, int64_t row, int6
       const float term = a.weights == nullptr ? values[e] : __fmul_rn(a.weights[j], values[e]);
       sums[e] = j == row * a.terms ? term : __fadd_rn(sums[e], term);  // 0 + -0 would be +0
     }
+  }
+  if (a.added == nullptr) return;
+  float values[kWide];
+  LoadWide<DType::kFp32>(a.added, row * a.cols + col, values);
+#pragma unroll
+  for (int e = 0; e < kWide; ++e) {
+    const float weight = a.added_weights == nullptr ? 1 : a.added_weights[row];
+    sums[e] = __fadd_rn(sums[e], __fmul_rn(weight, values[e]));
   }
 }
 
@@ -236,12 +278,21 @@ absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView strea
                             args);
 }
 
+absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream) {
+  AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
+  const LaunchConfig config{
+      .grid = static_cast<unsigned>(args.x.rows), .block = kThreads, .stream = stream};
+  return ForFloatingType(args.x.dtype, [&]<DType kIn>() {
+    return Launch<TokenGateKernel<kIn>>("common/experts", config, args);
+  });
+}
+
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   // Few elements are few threads already.
   constexpr int64_t kManyElements = int64_t{1} << 18;
   const bool wide = args.cols % 4 == 0 && Aligned(args.in) && Aligned(args.y) &&
-                    args.count * args.cols >= kManyElements;
+                    Aligned(args.added) && args.count * args.cols >= kManyElements;
   return ForFloatingType(args.in_dtype, [&]<DType kIn>() {
     return wide ? LaunchCombine<kIn, 4>(args, stream) : LaunchCombine<kIn, 1>(args, stream);
   });

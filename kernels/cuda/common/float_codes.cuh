@@ -37,9 +37,11 @@ AWQD_HD Pairs E2m1ToFp16(uint32_t word) {
   return out;
 }
 
-// Eight codes, exactly: times 2^-126 where they begin, then times 2^126.
+// Eight codes, exactly, or their 64ths: times 2^-126 where they begin, then times 2^126 or 2^120.
+template <int kParts = 1>
 AWQD_HD Pairs E2m1ToBf16(uint32_t word) {
-  constexpr uint32_t kMagnitudes = 0x01C001C0, kBack = 0x7E807E80;
+  static_assert(kParts == 1 || kParts == 64);
+  constexpr uint32_t kMagnitudes = 0x01C001C0, kBack = kParts == 1 ? 0x7E807E80 : 0x7B807B80;
   Pairs out;
   AWQD_UNROLL
   for (int p = 0; p < 4; ++p) {

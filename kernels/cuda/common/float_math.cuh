@@ -128,6 +128,28 @@ struct E2m1Math {
   }
 };
 
+// E2M1 in BF16 with scales of up to 11 bits: weights are rounded once, as ScaleBf16 does it.
+template <class Record>
+struct E2m1LongScalesMath {
+  using X = uint16_t;
+  static constexpr bool kBf16 = true;
+
+  struct Meta {
+    uint32_t high[4];
+    uint32_t low[4];
+  };
+
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
+    const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
+    return {{s0.high, s1.high, s0.high, s1.high}, {s0.low, s1.low, s0.low, s1.low}};
+  }
+  static __device__ __forceinline__ Pairs Decode(const LaneCodes<4>& codes, int step,
+                                                 const Meta& meta) {
+    // SplitToBf16 has 64 times the scale.
+    return ScaleBf16(E2m1ToBf16<64>(codes.Word(step)), meta.high, meta.low);
+  }
+};
+
 // E4M3 without metas. Sums lack UnitOfBare.
 template <class Record, bool kBf16_>
 struct BareE4m3Math {

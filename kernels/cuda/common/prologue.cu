@@ -163,6 +163,20 @@ absl::Status LaunchCopyIntegers(const IntegerRows& rows, int64_t count, StreamVi
 constexpr int kMostRunThreads = 1024;
 constexpr int kInfinityBits = 0x7f800000;
 
+// A run of 16-bit elements in FP32.
+__device__ __forceinline__ void WidenRun(const uint4 (&run)[2], DType dtype,
+                                         float (&v)[kIntegerRun]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t pairs[4] = {run[half].x, run[half].y, run[half].z, run[half].w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint16_t bits = pairs[i / 2] >> (i % 2 * 16) & 0xffff;
+      v[half * 8 + i] = dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
+    }
+  }
+}
+
 // A run of 16 elements of x', zero from K on. `wide`: they lie together on 16 bytes.
 __device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t first, bool wide,
                                         float (&v)[kIntegerRun]) {
@@ -182,16 +196,8 @@ __device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t fi
     return;
   }
   const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x.x) + at);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4 eight = from[half];
-    const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint16_t bits = pairs[i / 2] >> (i % 2 * 16) & 0xffff;
-      v[half * 8 + i] = x.dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
-    }
-  }
+  const uint4 run[2] = {from[0], from[1]};
+  WidenRun(run, x.dtype, v);
 }
 
 __device__ __forceinline__ int LargestOfWarp(int v) {
@@ -214,15 +220,68 @@ __device__ int LargestOfBlock(int largest) {
   return largest;
 }
 
-// As PrologueArgs says. `least`: -127 or -128.
-__device__ __forceinline__ void StoreRun(const float (&v)[kIntegerRun], float scale, float least,
-                                         bool reordered, int8_t* out, int64_t room) {
-  uint32_t words[kIntegerRun / 4] = {};
+// Quotients by `scale` as PrologueArgs says: round(v / scale), at least `least`, at most 127.
+struct Quantizer {
+  float scale;
+  float least;  // -127 or -128
+  // 1 / scale; 0 where it is not precise.
+  float inverse;
+
+  __device__ __forceinline__ Quantizer(float scale, float least) : scale(scale), least(least) {
+    inverse = scale > 1e-36f && scale < 1e36f ? __frcp_rn(scale) : 0;
+  }
+
+  // Four as bytes of a word. A division takes a slow unit three times, so quotients are products by
+  // the inverse. Where such a product lies so near the middle of two integers that a division might
+  // round to the other, `*unsure` grows beyond kUnsure.
+  static constexpr float kUnsure = 0.5f - 1.0f / 32768;
+  __device__ __forceinline__ uint32_t Four(const float (&v)[4], float* unsure) const {
+    constexpr float kRound = 12582912;  // 1.5 * 2^23: the last bits of a sum are the integer
+    uint32_t bits[4];
 #pragma unroll
-  for (int at = 0; at < kIntegerRun; ++at) {
-    const float of = reordered ? v[IntegerSource(at)] : v[at];
-    const int q = __float2int_rn(fminf(fmaxf(of / scale, least), 127));
-    words[at / 4] |= (static_cast<uint32_t>(q) & 255) << (at % 4 * 8);
+    for (int i = 0; i < 4; ++i) {
+      const float quotient = fminf(fmaxf(v[i] * inverse, least), 127);
+      const float sum = quotient + kRound;
+      *unsure = fmaxf(*unsure, fabsf(quotient - (sum - kRound)));
+      bits[i] = __float_as_uint(sum);
+    }
+    constexpr uint32_t kLowBytes = 0x0040, kLowPairs = 0x5410;
+    return Prmt(Prmt(bits[0], bits[1], kLowBytes), Prmt(bits[2], bits[3], kLowBytes), kLowPairs);
+  }
+  __device__ __forceinline__ uint32_t FourByDivision(const float (&v)[4]) const {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int q = __float2int_rn(fminf(fmaxf(v[i] / scale, least), 127));
+      word |= (static_cast<uint32_t>(q) & 255) << (i * 8);
+    }
+    return word;
+  }
+};
+
+// Quantizes a run and stores it; `room`: elements from `out` to the end of its row.
+__device__ __forceinline__ void StoreRun(const float (&v)[kIntegerRun], const Quantizer& quantizer,
+                                         bool reordered, int8_t* out, int64_t room) {
+  uint32_t words[kIntegerRun / 4];
+  float unsure = quantizer.inverse == 0 ? 1 : 0;
+  const auto four = [&](int word, float(&of)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      of[i] = reordered ? v[IntegerSource(4 * word + i)] : v[4 * word + i];
+  };
+#pragma unroll
+  for (int word = 0; word < kIntegerRun / 4; ++word) {
+    float of[4];
+    four(word, of);
+    words[word] = quantizer.Four(of, &unsure);
+  }
+  if (unsure > Quantizer::kUnsure) {
+#pragma unroll
+    for (int word = 0; word < kIntegerRun / 4; ++word) {
+      float of[4];
+      four(word, of);
+      words[word] = quantizer.FourByDivision(of);
+    }
   }
   if (room >= kIntegerRun && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
     *reinterpret_cast<uint4*>(out) = {words[0], words[1], words[2], words[3]};
@@ -243,6 +302,22 @@ struct Int8Rows {
   bool wide;
 };
 
+__device__ __forceinline__ int LargestOfRun(const float (&v)[kIntegerRun], int largest) {
+#pragma unroll
+  for (int i = 0; i < kIntegerRun; ++i) largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
+  return largest;
+}
+
+// `largest`: LargestOfBlock of the row. Stores its scale.
+__device__ __forceinline__ Quantizer QuantizerOfRow(const Int8Rows& to, int64_t row, int largest) {
+  float scale = to.given == nullptr ? __int_as_float(largest) / 127 : to.given[row];
+  if (scale == 0) scale = 1;
+  if (threadIdx.x == 0) {
+    to.scales[row] = largest < kInfinityBits ? scale : __int_as_float(0x7fc00000);
+  }
+  return {scale, to.given == nullptr ? -127.0f : -128.0f};
+}
+
 // Floating rows become INT8 and a scale, as PrologueArgs says. Block = one row, a thread takes runs
 // of 16. A row that has no more runs than the block has threads is read once.
 __global__ __launch_bounds__(kMostRunThreads) void QuantizeRows(Reader x, Int8Rows to) {
@@ -253,33 +328,78 @@ __global__ __launch_bounds__(kMostRunThreads) void QuantizeRows(Reader x, Int8Ro
   int largest = 0;
   for (int64_t first = mine; first < x.k; first += step) {
     LoadRun(x, row, first, to.wide, v);
-#pragma unroll
-    for (int i = 0; i < kIntegerRun; ++i) {
-      largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
-    }
+    largest = LargestOfRun(v, largest);
   }
   largest = LargestOfBlock(largest);
-  const bool finite = largest < kInfinityBits;
-  float scale = to.given == nullptr ? __int_as_float(largest) / 127 : to.given[row];
-  if (scale == 0) scale = 1;
-  const float least = to.given == nullptr ? -127 : -128;
+  const Quantizer quantizer = QuantizerOfRow(to, row, largest);
   for (int64_t first = mine; first < to.stride; first += step) {
     if (step < to.stride || first >= x.k) LoadRun(x, row, first, to.wide, v);
 #pragma unroll
-    for (int i = 0; i < kIntegerRun; ++i) v[i] = finite ? v[i] : 0;
-    StoreRun(v, scale, least, to.reordered, to.out + row * to.stride + first, to.stride - first);
+    for (int i = 0; i < kIntegerRun; ++i) v[i] = largest < kInfinityBits ? v[i] : 0;
+    StoreRun(v, quantizer, to.reordered, to.out + row * to.stride + first, to.stride - first);
   }
-  if (threadIdx.x == 0) to.scales[row] = finite ? scale : __int_as_float(0x7fc00000);
+}
+
+// The same for many rows of 16-bit elements on 16 bytes, of whole runs. A thread keeps kHeldRuns
+// runs as they are, so a block has few threads and a multiprocessor several rows: while one waits
+// for the largest of its row, others load. H200, 2026-11-29, 4096 rows of 14336 and their product
+// with 4-bit codes: 355 us instead of 413.
+constexpr int kHeldRuns = 4;
+constexpr int kMostHeldThreads = 512;
+
+__global__ __launch_bounds__(kMostHeldThreads, 2) void QuantizeHeldRows(Reader x, Int8Rows to) {
+  LaunchDependents();
+  const int64_t row = blockIdx.x;
+  const int runs = static_cast<int>(x.k / kIntegerRun);
+  const uint4* const from =
+      reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x.x) + row * x.k);
+  uint4 held[kHeldRuns][2];
+  int run[kHeldRuns];
+#pragma unroll
+  for (int i = 0; i < kHeldRuns; ++i) {
+    run[i] = i * blockDim.x + threadIdx.x;
+    if (run[i] < runs) held[i][0] = from[2 * run[i]], held[i][1] = from[2 * run[i] + 1];
+  }
+  float v[kIntegerRun];
+  int largest = 0;
+#pragma unroll
+  for (int i = 0; i < kHeldRuns; ++i) {
+    if (run[i] >= runs) continue;
+    WidenRun(held[i], x.dtype, v);
+    largest = LargestOfRun(v, largest);
+  }
+  largest = LargestOfBlock(largest);
+  const Quantizer quantizer = QuantizerOfRow(to, row, largest);
+#pragma unroll
+  for (int i = 0; i < kHeldRuns; ++i) {
+    const int64_t first = int64_t{run[i]} * kIntegerRun;
+    if (first >= to.stride) continue;
+    if (run[i] < runs && largest < kInfinityBits) {
+      WidenRun(held[i], x.dtype, v);
+    } else {
+#pragma unroll
+      for (float& of : v) of = 0;
+    }
+    StoreRun(v, quantizer, to.reordered, to.out + row * to.stride + first, to.stride - first);
+  }
 }
 
 absl::Status LaunchQuantizeRows(const Reader& x, int64_t rows, const Int8Rows& to,
-                                StreamView stream) {
+                                const DeviceInfo& device, StreamView stream) {
+  // Rows of up to 512 runs are quantised as fast by blocks that have a thread for each.
+  constexpr int kManyRuns = 512;
   const int64_t runs = CeilDiv(to.stride, int64_t{kIntegerRun});
-  const LaunchConfig config{
-      .grid = static_cast<unsigned>(rows),
-      .block = static_cast<unsigned>(std::min<int64_t>(RoundUp(runs, 32), kMostRunThreads)),
-      .stream = stream};
-  return Launch<QuantizeRows>("common/prologue", config, x, to);
+  const int64_t held_threads = RoundUp(CeilDiv(runs, int64_t{kHeldRuns}), 32);
+  const bool held = runs > kManyRuns && held_threads <= kMostHeldThreads &&
+                    rows > device.sm_count && to.wide && x.dtype != DType::kFp32 &&
+                    x.k % kIntegerRun == 0;
+  const int64_t threads =
+      held ? held_threads : std::min<int64_t>(RoundUp(runs, 32), kMostRunThreads);
+  const LaunchConfig config{.grid = static_cast<unsigned>(rows),
+                            .block = static_cast<unsigned>(threads),
+                            .stream = stream};
+  return held ? Launch<QuantizeHeldRows>("common/prologue", config, x, to)
+              : Launch<QuantizeRows>("common/prologue", config, x, to);
 }
 
 bool RowsOnSixteenBytes(const ConstMatrixView& x) {
@@ -349,7 +469,7 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
                                .given = args.scales,
                                .reordered = reordered,
                                .wide = wide},
-                              stream);
+                              device.info(), stream);
   }
   if (args.form == InputForm::kAny || x.dtype != DType::kFp32) {
     const OrderedRows ordered = {static_cast<const uint16_t*>(x.data), args.order, x.rows, x.cols,

@@ -1,24 +1,10 @@
-// Device code that the prologue, the epilogue and the steps between experts share: activation
-// functions, and the factor with which a row of FP32 becomes FP16.
+// Device code that the prologue and the steps between experts share: the factor with which a row of
+// FP32 becomes FP16.
 #pragma once
 
 #include "kernels/types.h"
 
 namespace awqd::cuda {
-
-// In FP32.
-__device__ __forceinline__ float Activate(ActivationFunction activation, float v) {
-  switch (activation) {
-    case ActivationFunction::kRelu:
-      return v < 0 ? 0 : v;
-    case ActivationFunction::kGelu:
-      return 0.5f * v * erfcf(v * -0.70710678f);
-    case ActivationFunction::kSilu:
-      return v / (1 + expf(-v));
-    default:
-      return v;
-  }
-}
 
 // Rows of FP32 are multiplied by a power of two of their own before they become FP16: no finite
 // value overflows, and rounding is relative to the row's largest value.

@@ -9,6 +9,8 @@
 
 namespace awqd::cuda {
 
+absl::StatusOr<ConstMatrixView> TransformRows(const TransformArgs& args, Device& device,
+                                              StreamView stream);
 bool NeedsNoPrologue(InputForm form, const ConstMatrixView& x);
 int64_t PrologueBytes(InputForm form, int64_t m, int64_t k);
 absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& device,
@@ -17,6 +19,7 @@ absl::Status RunEpilogue(const EpilogueArgs& args, Device& device, StreamView st
 absl::Status ReorderRows(const ReorderArgs& args, Device& device, StreamView stream);
 absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream);
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream);
+absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream);
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream);
 
 // The prologue of a weight with an order: rows of 16-bit activations in the order of its stored

@@ -33,6 +33,9 @@ class CudaDevice final : public Device {
                             StreamView stream) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                           StreamView stream) override;
+  absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override;
+  absl::StatusOr<Buffer> ImportMemory(absl::string_view handle) override;
+  absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override;
   bool host_addressable() const override { return false; }
   bool healthy() const override;
 

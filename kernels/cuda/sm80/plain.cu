@@ -251,7 +251,7 @@ const KernelRow& PlainMatmulRow() {
   static const KernelRow row = {.name = "sm80/plain_matmul",
                                 .op = Op::kMatmul,
                                 .device = DeviceKind::kCuda,
-                                .claims = kEverything,
+                                .claims = kElementCodes,
                                 .layout = &kPlainLayout,
                                 .min_arch = 75,
                                 .batch_invariant = true,
@@ -291,7 +291,7 @@ const KernelRow& PlainDequantizeRow() {
   static const KernelRow row = {.name = "sm80/plain_dequantize",
                                 .op = Op::kDequantize,
                                 .device = DeviceKind::kCuda,
-                                .claims = kEverything,
+                                .claims = kElementCodes,
                                 .layout = &kPlainLayout,
                                 .min_arch = 75,
                                 .dequantize = RunDequantize};

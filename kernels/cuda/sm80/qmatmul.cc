@@ -93,6 +93,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
     case CodeKind::kTable:
       return LaunchHalves<CodeKind::kTable, 4>(p, tile, x, device, stream);
     case CodeKind::kUnsigned:
+    case CodeKind::kVector:  // never in records
       break;
   }
   return ForBits(shape.scheme.bits, [&]<int kBits>() {

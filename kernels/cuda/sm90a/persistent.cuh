@@ -49,10 +49,12 @@ using FloatMathOf = std::conditional_t<
     std::conditional_t<Record::kBare, BareE4m3Math<Record, kBf16>,
                        std::conditional_t<kScalesSums, ScaledFloatsMath<Record, kBf16>,
                                           RoundedMath<Record, kBf16>>>>;
-template <class Record, bool kBf16, bool kScalesSums>
-using MathOf = std::conditional_t<Record::kCode == CodeKind::kUnsigned && !Record::kReal,
-                                  IntegerMathOf<Record, kBf16, kScalesSums>,
-                                  FloatMathOf<Record, kBf16, kScalesSums>>;
+template <class Record, bool kBf16, bool kScalesSums, bool kLongScales>
+using MathOf =
+    std::conditional_t<Record::kCode == CodeKind::kUnsigned && !Record::kReal,
+                       IntegerMathOf<Record, kBf16, kScalesSums>,
+                       std::conditional_t<kLongScales && kBf16, E2m1LongScalesMath<Record>,
+                                          FloatMathOf<Record, kBf16, kScalesSums>>>;
 
 // The configuration of an instantiation of the kernel: the type of activations, a kind of records,
 // a kind of product and a tile.
@@ -63,7 +65,7 @@ struct PersistentConfig {
   static constexpr bool kFixedOrder = kProduct == ProductKind::kFixedOrder;
   static constexpr bool kGrouped = kProduct == ProductKind::kGrouped;
   static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder, kTile);
-  using Math = MathOf<Record, kX == DType::kBf16, kScalesSums>;
+  using Math = MathOf<Record, kX == DType::kBf16, kScalesSums, kKind.long_scales>;
   static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
   // Sums are integers modulo 2^32.
   static constexpr bool kIntegers = kProduct == ProductKind::kIntegers;

@@ -147,12 +147,16 @@ absl::Status LaunchFree(const Target& go) {
   using enum ProductKind;
   switch (go.p.kind.code) {
     case CodeKind::kE2m1:
+      if constexpr (kX == DType::kBf16) {
+        if (go.p.kind == kE2m1LongScales) return go.To<kX, kFree, kFreeTiles4, kE2m1LongScales>();
+      }
       return go.To<kX, kFree, kFreeTiles4, kE2m1>();
     case CodeKind::kTable:
       return go.To<kX, kFree, kFreeTiles4, kTable>();
     case CodeKind::kE4m3:
       return go.To<kX, kFree, kFreeTiles8, E4m3(0), E4m3(1), E4m3(8)>();
     case CodeKind::kUnsigned:
+    case CodeKind::kVector:  // never in records
       break;
   }
   return ForBits(go.p.kind.bits, [&]<int kBits>() {
@@ -241,6 +245,8 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   AWQD_RETURN_IF_ERROR(FillX(args, tile, &p));
   p.records = args.weight->codes();
   FillOutput(args.y, shape, &p);
+  // FP16 holds the products that BF16 does not.
+  if (p.kind == kE2m1LongScales && args.x.dtype == DType::kFp16) p.kind = kE2m1;
   p.bias = args.bias;
   p.counters = stream.counters;
   p.token_tiles = static_cast<int>(CeilDiv(args.x.rows, int64_t{tile.tokens}));

@@ -21,6 +21,7 @@ int64_t PreferredFrom(const WeightShape& shape, const DeviceInfo&) {
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
+  if (KindOf(shape) == kE2m1LongScales) return "takes E2M1 with scales of E4M3 and E8M0";
   std::string why = RefusesExperts(shape);
   return why.empty() ? RefusesCodes(shape) : why;
 }

@@ -36,12 +36,6 @@ inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
 
 // KernelRow::refuses of 16-bit activations, for rows of any codes.
 inline std::string RefusesCodes(const WeightShape& shape) {
-  const QuantizationScheme& d = shape.scheme;
-  const bool small_scales = d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0;
-  // Only their products with E2M1 are exact.
-  if (d.code == CodeKind::kE2m1 && !small_scales) {
-    return "takes E2M1 with scales of E4M3 and E8M0";
-  }
   const bool rounds =
       mma16::HasFloatScales(mma16::MetaKindOf(shape)) && !mma16::HasBareRecords(shape);
   if (rounds && shape.large_scales) return "rounds weights to FP16, and some are larger";

@@ -38,7 +38,8 @@ constexpr bool Serves(const TileCost& listed, const RecordKind& kind, DType x) {
   const bool large = kind.real_zeros || kind.code == CodeKind::kTable;
   const int slots = RingSlots(tile, kind, x == DType::kInt8 ? 1 : 2) / tile.slices;
   if (slots < (large && tile.tokens == 256 ? 2 : 3)) return false;
-  const bool common = kind == Integers(4, 2) || kind == Integers(4, 8) || kind == kE2m1;
+  const bool common =
+      kind == Integers(4, 2) || kind == Integers(4, 8) || kind.code == CodeKind::kE2m1;
   return listed.served >= (IsMain(kind) ? kMainKind : common ? kCommon : kEvery);
 }
 

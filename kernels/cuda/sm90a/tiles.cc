@@ -124,16 +124,18 @@ RecordKind KindOf(const WeightShape& shape) {
   if (mma16::HasRealZeros(shape)) return RealZeros(d.bits);
   switch (d.code) {
     case CodeKind::kE2m1:
-      return kE2m1;
+      return d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0 ? kE2m1
+                                                                            : kE2m1LongScales;
     case CodeKind::kTable:
       return kTable;
     case CodeKind::kE4m3:
       return E4m3(metas <= 1 ? metas : 8);
     case CodeKind::kUnsigned:
+    case CodeKind::kVector:  // never in records
       break;
   }
   // Few weights have these widths.
-  if (d.bits == 1 || d.bits == 5 || d.bits == 6) return Integers(d.bits, 8);
+  if (d.bits == 1 || (d.bits > 4 && d.bits < 8)) return Integers(d.bits, 8);
   return Integers(d.bits, metas <= 1 || (metas == 2 && d.bits == 4) ? metas : 8);
 }
 

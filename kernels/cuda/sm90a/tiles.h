@@ -53,6 +53,9 @@ struct RecordKind {
   int bits = 4;
   int metas = 1;            // 0, 1, 2, or 8: any number up to that, known at run time
   bool real_zeros = false;  // mma16::HasRealZeros
+  // For E2M1: scales of more than the four bits that E4M3 and E8M0 have. BF16 does not hold their
+  // products.
+  bool long_scales = false;
 
   friend bool operator==(const RecordKind&, const RecordKind&) = default;
 };
@@ -60,6 +63,7 @@ constexpr RecordKind Integers(int bits, int metas) { return {CodeKind::kUnsigned
 constexpr RecordKind RealZeros(int bits) { return {CodeKind::kUnsigned, bits, 8, true}; }
 constexpr RecordKind E4m3(int metas) { return {CodeKind::kE4m3, 8, metas}; }
 inline constexpr RecordKind kE2m1 = {CodeKind::kE2m1, 4, 8};
+inline constexpr RecordKind kE2m1LongScales = {CodeKind::kE2m1, 4, 8, false, true};
 inline constexpr RecordKind kTable = {CodeKind::kTable, 4, 8};
 
 // The kind that serves a weight. Nearly all weights of 4 bits have one meta (groups of 128 and its
@@ -68,8 +72,7 @@ RecordKind KindOf(const WeightShape& shape);
 
 // Whether kernels are compiled for such records.
 constexpr bool IsCompiled(const RecordKind& kind) {
-  return kind.code != CodeKind::kUnsigned ||
-         (kind.bits != 7 && !(kind.bits == 1 && kind.real_zeros));
+  return kind.code != CodeKind::kUnsigned || kind.bits != 7 || !kind.real_zeros;
 }
 
 // The tiles that are compiled for weights of this shape and activations of dtype `x`.

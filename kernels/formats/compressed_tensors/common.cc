@@ -17,6 +17,7 @@
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -186,9 +187,25 @@ absl::StatusOr<std::vector<LinearRule>> MakeRules(const std::vector<Group>& grou
 
 // --- What is besides ---
 
-// Rotations of weights are in their tensors. Those of activations would have to be done, so the
-// linears that have one are not read: a rule for them.
-absl::Status ReadTransforms(const Setting& config, std::vector<LinearRule>* rules) {
+// The transform of activations that a group of transforms is: its hadamard_size.
+absl::StatusOr<Setting> ReadTransform(const Setting& group) {
+  AWQD_ASSIGN_OR_RETURN(const std::string type, ReadWord(group, "type"));
+  if (type != "hadamard") return UnreadSetting("type", Quoted(type, 64), "\"hadamard\"");
+  AWQD_ASSIGN_OR_RETURN(const auto randomize, ReadBool(group, "randomize"));
+  if (randomize.value_or(false)) return UnreadSetting("randomize", "true", "false");
+  AWQD_ASSIGN_OR_RETURN(const auto size, ReadInteger(group, "head_dim", 1, INT32_MAX));
+  if (size && (*size < 2 || *size > Hadamard::kMostRows || (*size & (*size - 1)) != 0)) {
+    return UnreadSetting("head_dim", absl::StrCat(*size),
+                         absl::StrCat("a power of two from 2 to ", Hadamard::kMostRows));
+  }
+  Setting out;
+  out.members[std::string(kHadamardSize)] = Setting::Literal(size.value_or(-1));
+  return out;
+}
+
+// Transforms of weights are in their tensors. Those of inputs become additions; those of outputs
+// are not read, so neither are the linears that have one.
+absl::Status ReadTransforms(const Setting& config, std::vector<QuantConfig::Addition>* out) {
   AWQD_ASSIGN_OR_RETURN(const Setting* transforms, ReadObject(config, "transform_config"));
   if (transforms == nullptr) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const Setting* groups, ReadObject(*transforms, "config_groups"));
@@ -199,17 +216,28 @@ absl::Status ReadTransforms(const Setting& config, std::vector<LinearRule>* rule
     for (const Setting& one : apply->list) {
       AWQD_ASSIGN_OR_RETURN(const std::string location, ReadWord(one, "location"));
       if (location != "input" && location != "output") continue;
-      const absl::Status unread =
-          UnreadSetting("transform_config", absl::StrCat("a transform of each ", location),
-                        "transforms of weights alone");
+      QuantConfig::Addition& addition = out->emplace_back();
+      LinearRule& rule = addition.rule;
+      absl::StatusOr<Setting> settings =
+          location == "input" ? ReadTransform(group)
+                              : UnreadSetting("location", "\"output\"", "\"input\", or of weights");
+      if (settings.ok()) {
+        rule.settings = *std::move(settings);
+      } else {
+        rule.unread =
+            Beneath(absl::StrCat("transform_config.", GroupNamed(name)), settings.status());
+      }
       AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> targets, ReadStrings(one, "targets"));
-      LinearRule& rule = rules->emplace_back(LinearRule{.unread = unread});
       for (const std::string& target : targets) {
         rule.targets.push_back(Pattern(target));
-        if (rule.targets.back().kind == ModulePattern::Kind::kEvery) return unread;
+        if (rule.targets.back().kind == ModulePattern::Kind::kEvery && !rule.unread.ok()) {
+          return rule.unread;
+        }
       }
-      if (targets.empty()) return unread;
-      AWQD_RETURN_IF_ERROR(CheckRules(rules->size()));
+      if (targets.empty()) return BadValue("targets", "nothing", "at least one");
+      AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> ignored, ReadStrings(one, "ignore"));
+      for (const std::string& target : ignored) addition.left_out.push_back(Pattern(target));
+      AWQD_RETURN_IF_ERROR(CheckRules(out->size()));
     }
   }
   return absl::OkStatus();
@@ -255,9 +283,8 @@ absl::StatusOr<QuantConfig> ReadCompressedTensors(const Setting& config, const F
   if (first->format != &self) {
     return UnreadSetting("format", Quoted(first->format->name), Quoted(self.name));
   }
-  AWQD_RETURN_IF_ERROR(ReadTransforms(config, &out.rules));
-  AWQD_ASSIGN_OR_RETURN(std::vector<LinearRule> rules, MakeRules(read));
-  absl::c_move(rules, std::back_inserter(out.rules));
+  AWQD_RETURN_IF_ERROR(ReadTransforms(config, &out.additions));
+  AWQD_ASSIGN_OR_RETURN(out.rules, MakeRules(read));
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> ignored, ReadStrings(config, "ignore"));
   for (const std::string& target : ignored) out.left_out.push_back(Pattern(target));
   return out;

@@ -13,7 +13,15 @@
 // the one with the first expression that matches, in the order of the alphabet, else to that of its
 // class; of two groups with one target, the later one has it. Of several groups that match, it
 // belongs to the first whose format has its tensors.
-// Facts: compressed-tensors 0.17.1 and 0.20.0, quantization/lifecycle/apply.py, utils/match.py.
+//
+//   "transform_config": {"config_groups": {"R4": {"type": "hadamard", "head_dim": null,
+//       "apply": [{"targets": ["re:.*down_proj$"], "location": "input", "ignore": []}, ...]}}}
+//
+// Transforms of weights are in these already. One of inputs is the setting "hadamard_size" of its
+// targets, whatever their group: "head_dim", or -1 for all of K. Its matrix is symmetric, so
+// "inverse" means nothing, and so does the copy that the library stores beside the weight.
+// Facts: compressed-tensors 0.17.1 and 0.20.0, quantization/lifecycle/apply.py, utils/match.py,
+// transform/.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include "kernels/base/text.h"
 #include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/fp8.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -29,7 +30,8 @@ constexpr absl::string_view kSuffixes[] = {"weight",       "weight_scale",     "
                                            "output_scale", "output_zero_point"};
 constexpr absl::Span<const absl::string_view> kOptional = absl::MakeSpan(kSuffixes).subspan(2);
 constexpr absl::string_view kCodeTypes[] = {"F8_E4M3"};
-constexpr absl::string_view kSettings[] = {"block_k", "block_n", "group_size", "strategy"};
+constexpr absl::string_view kSettings[] = {"block_k", "block_n", "group_size", kHadamardSize,
+                                           "strategy"};
 constexpr int64_t kMostBlock = int64_t{1} << 31;
 
 enum class Strategy { kByShape, kTensor, kChannel, kGroup, kBlock };

@@ -19,6 +19,7 @@
 #include "kernels/base/status.h"
 #include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/fp8.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -33,7 +34,7 @@ constexpr absl::string_view kMxSuffixes[] = {"weight_packed",      "weight_scale
 constexpr auto kNvOptional = absl::MakeSpan(kNvSuffixes).subspan(3);
 constexpr auto kMxOptional = absl::MakeSpan(kMxSuffixes).subspan(2);
 constexpr absl::string_view kCodeTypes[] = {"U8"};
-constexpr absl::string_view kSettings[] = {"group_size"};
+constexpr absl::string_view kSettings[] = {"group_size", kHadamardSize};
 constexpr int64_t kNvGroup = 16, kMxGroup = 32;
 
 absl::StatusOr<HostWeight> DecodeGroups(const Setting& object, DType scale, int64_t group,

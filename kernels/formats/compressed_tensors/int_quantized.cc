@@ -11,6 +11,7 @@
 #include "kernels/formats/codes.h"
 #include "kernels/formats/compressed_tensors/common.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -21,8 +22,8 @@ constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zer
 constexpr absl::string_view kOptional[] = {"weight_zero_point", "bias", "input_scale",
                                            "input_zero_point"};
 constexpr absl::string_view kCodeTypes[] = {"I8"};
-constexpr absl::string_view kSettings[] = {"activations", "group_size", "num_bits", "strategy",
-                                           "symmetric"};
+constexpr absl::string_view kSettings[] = {"activations", "group_size", kHadamardSize,
+                                           "num_bits",    "strategy",   "symmetric"};
 
 struct Settings {
   int bits = 8;

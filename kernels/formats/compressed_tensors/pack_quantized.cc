@@ -28,6 +28,7 @@
 #include "kernels/formats/compressed_tensors/packed_words.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/gptq/gptq.h"
+#include "kernels/formats/hadamard.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -41,8 +42,8 @@ constexpr absl::string_view kSuffixes[] = {
 constexpr absl::Span<const absl::string_view> kOptional = absl::MakeSpan(kSuffixes).subspan(2);
 constexpr absl::string_view kUncut[] = {"weight_shape"};
 constexpr absl::string_view kCodeTypes[] = {"I32"};
-constexpr absl::string_view kSettings[] = {"activations", "actorder", "group_size", "num_bits",
-                                           "packing",     "strategy", "symmetric"};
+constexpr absl::string_view kSettings[] = {"activations", "actorder", "group_size", kHadamardSize,
+                                           "num_bits",    "packing",  "strategy",   "symmetric"};
 constexpr int64_t kMostFeatures = std::numeric_limits<int32_t>::max();  // an order is of int32
 
 // --- Settings ---

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes GGUF files and their goldens, from the definition of the container and of its blocks. Needs numpy (2.4.6 made what
 is checked in). Where the package gguf can be imported, its reader must find the same tensors in the files, and its
-dequantisation must give the same FP32 bits (0.19.0 does; it has none for Q1_0). Its quantizer must write the same blocks of
-TQ1_0 and TQ2_0 of their values; of the other types here it has none, or one that chooses among scales.
+dequantisation must give the same FP32 bits (0.19.0 does; it has none for Q1_0 and Q2_0). Its quantizer must write the same
+blocks of TQ1_0 and TQ2_0 of their values; of the other types here it has none, or one that chooses among scales. The values
+of vector codes (IQ1, IQ2, IQ3) are the package's own: without it they are not made.
 
 Usage: make_gguf.py [--out DIR]
 """
@@ -21,8 +22,9 @@ except ImportError:
     gguf = None
 
 NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-           "Q5_K": 13, "Q6_K": 14, "IQ2_XXS": 16, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35,
-           "MXFP4": 39, "NVFP4": 40, "Q1_0": 41}
+           "Q5_K": 13, "Q6_K": 14, "Q8_1": 9, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21,
+           "IQ2_S": 22, "IQ4_XS": 23, "IQ1_M": 29, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41,
+           "Q2_0": 42, "Q2_0_G128": 42}
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
@@ -172,11 +174,35 @@ def q1_0(random, rows):
     return np.concatenate([raw(d), stored], axis=1), d.astype(np.float32) * (2 * codes - 1).astype(np.float32)
 
 
+def q2_0(block):
+    def make(random, rows):
+        codes, d = random.integers(0, 4, (rows, block // 4, 4)), halves(random, rows)
+        stored = sum(codes[:, :, i] << 2 * i for i in range(4)).astype("u1")
+        return np.concatenate([raw(d), stored], axis=1), d.astype(np.float32) * (codes.reshape(rows, block) - 1).astype(np.float32)
+    return make
+
+
+def vectors(kind, size):
+    """Any bits are codes; only d must not be large."""
+    def make(random, rows):
+        blocks, d = random.integers(0, 256, (rows, size)).astype("u1"), halves(random, rows, 1e-5, 1e-3)
+        if kind == "IQ1_M":
+            bits = d.view("<u2").astype(int)[:, 0]
+            for i in range(4):
+                blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (bits >> 4 * i & 15) << 4
+        else:
+            blocks[:, :2] = raw(d)
+        return blocks, gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    return make
+
+
+VECTORS = {"IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82, "IQ3_XXS": 98, "IQ3_S": 110, "IQ1_S": 50, "IQ1_M": 56}
 BLOCKS = {"Q4_0": (32, block32(4, False)), "Q4_1": (32, block32(4, True)), "Q5_0": (32, block32(5, False)),
           "Q5_1": (32, block32(5, True)), "Q8_0": (32, block32(8, False)), "Q2_K": (256, q2_k), "Q3_K": (256, q3_k),
           "Q4_K": (256, super_block(4)), "Q5_K": (256, super_block(5)), "Q6_K": (256, q6_k), "IQ4_NL": (32, iq4_nl),
           "IQ4_XS": (256, iq4_xs), "TQ1_0": (256, tq1_0), "TQ2_0": (256, tq2_0), "MXFP4": (32, mxfp4),
-          "NVFP4": (64, nvfp4), "Q1_0": (128, q1_0)}
+          "NVFP4": (64, nvfp4), "Q1_0": (128, q1_0), "Q2_0": (64, q2_0(64)), "Q2_0_G128": (128, q2_0(128)),
+          **{kind: (256, vectors(kind, size)) for kind, size in VECTORS.items()}}
 
 
 class Weight:
@@ -187,7 +213,7 @@ class Weight:
         codes, make = BLOCKS[kind]
         rows, values = make(random, int(np.prod(self.shape)) // codes)
         self.bytes, self.values = rows.reshape(*lead, n, -1), values.reshape(self.shape)
-        if gguf is None or kind == "Q1_0":
+        if gguf is None or kind in ("Q1_0", "Q2_0", "Q2_0_G128", *VECTORS):
             return
         theirs = gguf.quants.dequantize(self.bytes, gguf.GGMLQuantizationType[kind])
         assert np.array_equal(theirs.view(np.uint32), self.values.view(np.uint32)), kind
@@ -223,7 +249,7 @@ def write(path, metadata, tensors, version=3, alignment=32):
         data += bytes(-len(data) % alignment)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(out + bytes(-len(out) % alignment) + data)
-    if gguf is not None:
+    if gguf is not None and not any(tensor.kind.startswith("Q2_0") for tensor in tensors.values()):
         found = gguf.GGUFReader(path).tensors
         assert [tensor.name for tensor in found] == list(tensors)
         for mine, theirs in zip(tensors.values(), found):
@@ -247,13 +273,15 @@ def main():
     folder = goldens.folder
     random = np.random.default_rng(30)
 
-    def case(model, path, weight, description, bias=None, expert=None):
+    def case(model, path, weight, description, bias=None, expert=None, scale=None):
         values, rows = (weight.values, weight.bytes) if expert is None else (weight.values[expert], weight.bytes[expert])
+        if scale is not None:
+            values = values * scale
         goldens.case(model, path, description, np.ascontiguousarray(values.T.astype(np.float16)), bias,
                      settings={"type": weight.kind.lower()})
         goldens.cases[-1]["fp32_fnv1a64"] = fnv1a64(np.ascontiguousarray(values.T).tobytes())
         # The tensors of a request: U8 [N, bytes of a row].
-        for suffix, tensor in (("weight", rows), ("bias", bias)):
+        for suffix, tensor in (("weight", rows), ("scale", scale), ("bias", bias)):
             if tensor is not None:
                 goldens.npy(f"{model}.{path}.{suffix}.npy", tensor)
 
@@ -265,7 +293,7 @@ def main():
     bias = random.standard_normal(21).astype(np.float32)
     tensors = {"token_embd.weight": Raw("F16", (4, 64), bytes(512)), "blk.0.attn_norm.weight": floats(np.ones(64))}
     tensors |= {f"blk.0.{kind.lower()}.weight": weight for kind, weight in weights.items()}
-    tensors |= {"blk.0.q4_1.bias": floats(bias), "blk.0.ffn_up.weight": Raw("IQ2_XXS", (2, 256), bytes(132)),
+    tensors |= {"blk.0.q4_1.bias": floats(bias), "blk.0.ffn_up.weight": Raw("Q8_1", (2, 256), bytes(640)),
                 "rope_freqs.weight": Raw("BF16", (3,), bytes(6))}
     write(folder / "blocks" / "model.gguf", METADATA, tensors)
     for kind, weight in weights.items():
@@ -306,6 +334,30 @@ def main():
         case("parts", path, weight, described[weight.kind])
     for path, weight in stacks.items():
         case("parts", f"{path}.experts.1", weight, described[weight.kind], expert=1)
+
+    # Vector codes: a type each, two of them with a scale of the whole weight, and stacks. Another file has Q2_0, whose number
+    # two writers use for blocks of 64 and of 128: the places of tensors tell.
+    random = np.random.default_rng(32)
+    if gguf is None:
+        raise SystemExit("the vector codes need the package gguf")
+    shapes = {"IQ2_XXS": (8, 512), "IQ2_XS": (5, 256), "IQ2_S": (5, 512), "IQ3_XXS": (4, 768), "IQ3_S": (8, 512),
+              "IQ1_S": (13, 512), "IQ1_M": (5, 1024)}
+    weights = {f"blk.0.{kind.lower()}": Weight(random, kind, *shape) for kind, shape in shapes.items()}
+    scales = {"blk.0.iq3_s": np.array([0.75], np.float32), "blk.0.iq1_m": np.array([-1.7], np.float32)}
+    stacks = {f"blk.0.ffn_{part}_exps": Weight(random, kind, n, k, (3,))
+              for part, kind, n, k in (("gate", "IQ2_XXS", 8, 256), ("up", "IQ1_S", 8, 256), ("down", "IQ3_XXS", 5, 512))}
+    write(folder / "vectors" / "vectors.gguf", METADATA,
+          {f"{path}.weight": weight for path, weight in [*weights.items(), *stacks.items()]}
+          | {f"{path}.scale": floats(scale) for path, scale in scales.items()})
+    for path, weight in weights.items():
+        case("vectors", path, weight, weight.kind.lower() + ("*t" if path in scales else ""), scale=scales.get(path))
+    for path, weight in stacks.items():
+        case("vectors", f"{path}.experts.2", weight, weight.kind.lower(), expert=2)
+    for kind, name, described in (("Q2_0", "narrow", "w2g64m1"), ("Q2_0_G128", "wide", "w2g128m1")):
+        weights = {path: Weight(random, kind, *shape) for path, shape in (("a", (21, 256)), ("b", (40, 512)))}
+        write(folder / f"{name}.gguf", METADATA, {f"{path}.weight": weight for path, weight in weights.items()})
+        for path, weight in weights.items():
+            case(f"{name}.gguf", path, weight, described)
     goldens.finish()
 
 

@@ -88,6 +88,29 @@ def main():
         group_config(["layers.0.o_proj"], mixed.mxfp4("layers.0.o_proj", "e2m1g32+e8m0", 16, 64, form="mxfp4-pack-quantized"),
                      format="mxfp4-pack-quantized")]
     mixed.write(groups, form="mixed-precision")
+    # Transforms of inputs: of all of K, of blocks, and a projection that a target leaves out.
+    rotated = Checkpoint(goldens, "transforms", FORMAT)
+    groups = [group_config(["Linear"], rotated.integers("model.layers.0.mlp.down_proj", "w4g32s+bf16", 24, 128, 4, "group", 32,
+                                                        bias=True))]
+    rotated.transform("model.layers.0.mlp.down_proj", "R4")
+    for path in ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"):
+        rotated.integers(path, "w4g32s+bf16", 16, 96, 4, "group", 32)
+        if path.endswith("q_proj"):
+            rotated.transform(path, "v", 32)
+
+    def applied(location, targets, inverse, ignore=()):
+        return {"targets": targets, "location": location, "inverse": inverse, "ignore": list(ignore)}
+
+    def scheme(targets, ignore, size):
+        return {"type": "hadamard", "apply": [applied("input", targets, False, ignore),
+                                              applied("weight_input", targets, True, ignore)],
+                "randomize": False, "requires_grad": False, "head_dim": size, "precision": "torch.float32"}
+
+    rotated.write(groups, transform_config={"config_groups": {
+        "R1": {"type": "random-hadamard", "apply": [applied("weight_input", ["re:.*q_proj$"], True)], "randomize": False,
+               "requires_grad": False, "head_dim": None, "precision": "torch.float32"},
+        "R4": scheme(["re:.*down_proj$"], [], None),
+        "v": scheme(["re:.*self_attn.*"], ["re:.*o_proj$"], 32)}})
     goldens.finish()
     report()
 

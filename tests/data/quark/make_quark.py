@@ -2,6 +2,8 @@
 """Makes checkpoints of the format "quark" and their goldens, from the format's definition. Needs numpy (2.4.6 made what is
 checked in).
 
+Where the package amd-quark can be imported (0.13), its rotations are compared with these.
+
 Usage: make_quark.py [--out DIR]
 """
 import pathlib
@@ -11,7 +13,13 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from awq_tensors import pack_gemm
-from golden import E2M1_VALUES, Bf16, Goldens, Typed, dequantise, e4m3_values, wide
+from golden import E2M1_VALUES, Bf16, Goldens, Typed, dequantise, e4m3_values, sylvester, wide
+
+try:
+    import torch
+    from quark.torch.algorithm.rotation.rotation_utils import InputRotationWrapperHadamard
+except ImportError:
+    torch = None
 
 FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0", "symmetric": None}
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "symmetric": True}
@@ -36,7 +44,28 @@ class Checkpoint:
         if bias:
             tensors["bias"] = Bf16(self.random.standard_normal(len(values)))
         self.tensors.update({f"{path}.{name}": tensor for name, tensor in tensors.items()})
-        self.cases.append((path, description, np.ascontiguousarray(values.astype(np.float16).T), tensors.get("bias"), settings))
+        self.cases.append(dict(path=path, description=description, weight=np.ascontiguousarray(values.astype(np.float16).T),
+                               bias=tensors.get("bias"), settings=settings))
+
+    def rotate(self, size, factor=None):
+        """Gives the latest case a rotation of its activations, after their factor."""
+        case, matrix = self.cases[-1], sylvester(size)
+        k = len(case["weight"])
+        case["transform"] = matrix / np.sqrt(size)
+        self.tensors[case["path"] + ".input_rotation"] = matrix.astype("i1")
+        if factor is not None:
+            case["factor"] = wide(factor)
+            self.tensors[case["path"] + ".input_prescale"] = factor
+        if torch is None:
+            return
+        linear = torch.nn.Linear(k, k, bias=False, dtype=torch.float64)
+        linear.weight.data = torch.eye(k, dtype=torch.float64)
+        wrapped = InputRotationWrapperHadamard(linear, size)
+        assert (wrapped.input_rotation.numpy() == matrix).all(), (case["path"], "matrix differs")
+        x = self.random.standard_normal((3, k))
+        ours = (x.reshape(3, -1, size) @ case["transform"]).reshape(3, k)
+        assert np.allclose(wrapped(torch.from_numpy(x)).numpy(force=True), ours, rtol=0, atol=1e-6), (case["path"], "differs")
+        print("compared with amd-quark:", case["path"])
 
     def fp4(self, path, description, n, k, bias=False):
         codes = self.random.integers(0, 16, (n, k)).astype("u1")
@@ -72,14 +101,14 @@ class Checkpoint:
         self.add(path, description, dequantise(codes, zero, scales, group).T,
                  {"dtype": "int4" if low else "uint4", "group_size": group}, bias, **tensors)
 
-    def write(self, everywhere, layers):
+    def write(self, everywhere, layers, **more):
         self.tensors["lm_head.weight"] = Bf16(self.random.standard_normal((8, 16)))
         self.goldens.checkpoint(self.model, {
             "quant_method": "quark", "exclude": ["lm_head"], "quant_mode": "eager_mode",
             "export": {"pack_method": "reorder", "weight_format": "real_quantized", "kv_cache_group": []},
-            "global_quant_config": everywhere, "layer_quant_config": layers, "layer_type_quant_config": {}}, self.tensors)
-        for *case, settings in self.cases:
-            self.goldens.case(self.model, *case, settings=settings)
+            "global_quant_config": everywhere, "layer_quant_config": layers, "layer_type_quant_config": {}, **more}, self.tensors)
+        for case in self.cases:
+            self.goldens.case(self.model, **case)
 
 
 def main():
@@ -107,6 +136,18 @@ def main():
         "*.v_proj": layer(integers("int4", 32, False)), "*.up_proj": layer(integers("uint4", 64, False)),
         "*.down_proj": layer({"dtype": "int8", "symmetric": True, **CHANNEL}),
         "*.gate_proj": layer({"dtype": "int8", "symmetric": True, "qscheme": "per_tensor"})})
+
+    rotated = Checkpoint(goldens, "rotated")
+    rotated.fp4("model.layers.0.self_attn.q_proj", "e2m1g32+e8m0", 24, 96)
+    rotated.rotate(32, Bf16(rotated.random.uniform(0.5, 2, 96)))
+    rotated.fp4("model.layers.0.mlp.up_proj", "e2m1g32+e8m0", 16, 96)
+    rotated.fp4("model.layers.0.mlp.down_proj", "e2m1g32+e8m0", 24, 128, bias=True)
+    rotated.rotate(128, Bf16(rotated.random.uniform(0.5, 2, 128)))
+    places = ["first_layer", "middle_layers", "last_layer"]
+    rotated.write(layer(FP4, {**FP4, "is_dynamic": True}), {}, algo_config=[
+        {"name": "rotation", "r1": True, "r2": False, "r3": False, "r4": True, "rotation_size": 32, "online_r1_rotation": True,
+         "online_config": {"use_input_prescale": True},
+         "scaling_layers": {place: [{"target_modules": ["model.layers.layer_id.self_attn.q_proj"]}] for place in places}}])
     goldens.finish()
 
 

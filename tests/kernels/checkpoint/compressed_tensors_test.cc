@@ -231,19 +231,42 @@ TEST_F(CompressedTensorsTest, EmbeddingsHaveAGroupOfTheirOwn) {
                           Pair("model.embed_tokens", "pack-quantized w8cs+bf16")));
 }
 
-// Online rotations refuse the linears that have them.
-TEST_F(CompressedTensorsTest, RotationsOfOneProjection) {
-  std::string config = Config({{"Linear", kNvfp4}});
-  config.insert(config.find("\"ignore\""),
-                R"("transform_config": {"config_groups": {"R4": {"apply": [
-                    {"targets": ["re:.*down$"], "location": "input"}]}}}, )");
-  const auto checkpoint = Open(Merge(Nvfp4("l.q"), Nvfp4("l.down")), config);
+// Transforms of inputs are those of the linears that they name, whatever the group of these is.
+TEST_F(CompressedTensorsTest, TransformsOfInputs) {
+  std::string config = Config({{"Linear", kNvfp4}, {"re:.*down$", kFp8}});
+  config.insert(config.find("\"ignore\""), R"("transform_config": {"config_groups": {
+      "R4": {"type": "hadamard", "head_dim": 16, "apply": [
+          {"targets": ["re:.*(down|up)$"], "location": "input", "ignore": ["re:l.2.*", "l.3.up"]},
+          {"targets": ["Linear"], "location": "weight_input", "inverse": true}]},
+      "V": {"type": "random-hadamard", "apply": [{"targets": ["re:.*o$"], "location": "input"}]},
+      "U": {"type": "hadamard", "apply": [{"targets": ["l.4"], "location": "output"}]},
+      "W": {"type": "hadamard", "head_dim": 8, "apply": [
+          {"targets": ["l.5.up"], "location": "input"}]}}}, )");
+  TestTensors tensors = Merge(Nvfp4("l.1.up"), Fp8("l.1.down"));
+  tensors["l.1.up.R4_input.weight"] = {"F32", {1, 1}, "abcd"};  // as the library stores it
+  for (const char* path : {"l.1.q", "l.1.o", "l.2.up", "l.3.up", "l.4", "l.5.up"}) {
+    tensors = Merge(tensors, Nvfp4(path));
+  }
+  const auto checkpoint = Open(tensors, config);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->linears().size(), 1u);
-  EXPECT_EQ(checkpoint->linears()[0].path, "l.q");
-  EXPECT_TRUE(absl::IsUnimplemented(FirstReason(checkpoint)));
-  EXPECT_THAT(FirstReason(checkpoint).ToString(),
-              HasSubstr("weight \"l.down\": transform_config: got a transform of each input"));
+  std::map<std::string, int64_t> sizes;
+  std::vector<uint8_t> scratch;
+  for (const LinearLocation& linear : checkpoint->linears()) {
+    const auto weight = checkpoint->Read(linear, &scratch);
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    sizes[linear.path] = weight->hadamard.size;
+  }
+  EXPECT_THAT(sizes, ElementsAre(Pair("l.1.down", 16), Pair("l.1.q", 0), Pair("l.1.up", 16),
+                                 Pair("l.2.up", 0), Pair("l.3.up", 0)));
+  std::string reasons;
+  for (const auto& [path, reason] : checkpoint->unserved()) {
+    EXPECT_TRUE(absl::IsUnimplemented(reason)) << reason;
+    absl::StrAppend(&reasons, reason.message(), "; ");
+  }
+  EXPECT_THAT(reasons, HasSubstr("weight \"l.1.o\": transform_config.config_groups.V.type: got "
+                                 "\"random-hadamard\", expected \"hadamard\""));
+  EXPECT_THAT(reasons, HasSubstr("weight \"l.4\": transform_config.config_groups.U.location"));
+  EXPECT_THAT(reasons, HasSubstr("weight \"l.5.up\": hadamard_size: got several for one linear"));
 }
 
 // Scales of the cache stand beside codes and change nothing.

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -96,6 +97,24 @@ TEST_F(GgufTest, TypesThatAreNotKnownHaveNoBytes) {
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->tensors.tensors().at("b").dtype, "type 99");
   EXPECT_EQ(file->tensors.tensors().at("b").bytes(), 0);
+}
+
+// Blocks of 64 in 18 bytes, or of 128 in 34.
+TEST_F(GgufTest, WhichBlocksOfQ2IsWhatTheFileHasRoomFor) {
+  GgufBytes bytes;
+  bytes.tensors = {{"a", {128, 1}, 42, 0}};
+  for (const auto& [size, dtype] : {std::pair(36, "Q2_0"), std::pair(34, "Q2_0_G128")}) {
+    bytes.data.resize(size);
+    const auto file = Open(bytes.File());
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->tensors.tensors().at("a").dtype, dtype);
+    EXPECT_EQ(file->tensors.tensors().at("a").bytes(), size);
+  }
+  bytes.data.resize(33);
+  ExpectRefused(bytes.File(), "got bytes 0 to 36 of the data, expected at most 33 (truncated?)");
+  bytes.tensors = {{"a", {192, 1}, 42, 0}};
+  bytes.data.resize(53);
+  ExpectRefused(bytes.File(), "got bytes 0 to 54 of the data, expected at most 53 (truncated?)");
 }
 
 TEST_F(GgufTest, NoArchitectureAndNoTensors) {

@@ -83,6 +83,30 @@ TEST(LinearRules, EveryRuleThatMatchesIsVisitedOnceAndInOrder) {
 }
 
 // 2,270 expressions without operators and 36,000 linears, as a quantised mixture of experts has.
+TEST(LinearRules, AdditionsHaveListsOfTheirOwn) {
+  QuantConfig config;
+  config.left_out = {{Kind::kEvery, ""}};
+  config.additions = {{Rule({{Kind::kRegex, ".*c$"}}, "c"), {{Kind::kPath, "a.b"}}},
+                      {Rule({{Kind::kPath, "a.b.c"}, {Kind::kEvery, ""}}, "all"), {}}};
+  const auto marks = [&](absl::string_view path) {
+    const auto rules = LinearRules::Make(config);
+    std::string out;
+    const auto additions = rules->FindAdditions(path);
+    for (const LinearRule* rule : additions.value()) {
+      const auto mark = rule->settings.members.find("mark");
+      absl::StrAppend(
+          &out, mark == rule->settings.members.end() ? rule->unread.ToString() : mark->second.text,
+          " ");
+    }
+    return out;
+  };
+  EXPECT_EQ(marks("x.c"), "c all ");
+  EXPECT_EQ(marks("a.b"), "all ");
+  EXPECT_EQ(marks("x"), "all ");
+  config.additions[0].rule.targets = {{Kind::kRegex, "(?!x)"}};
+  EXPECT_THAT(marks("x"), HasSubstr("UNIMPLEMENTED: pattern of modules: got \"(?!x)\""));
+}
+
 TEST(LinearRules, ThousandsOfPathsAsExpressionsTakeNoTime) {
   QuantConfig config;
   for (int i = 0; i < 40'000; ++i) {

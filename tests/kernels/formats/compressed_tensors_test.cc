@@ -203,9 +203,26 @@ TEST(CompressedTensors, TransformsAndSparsity) {
   EXPECT_TRUE(with(transform("weight_input")).ok());
   EXPECT_TRUE(with(R"(, "transform_config": {}, "sparsity_config": {})").ok());
   EXPECT_TRUE(with(R"(, "sparsity_config": {"format": "dense"})").ok());
-  ExpectRefused(with(transform("input")), "transform_config: got a transform of each input");
+  const auto read = with(transform("input"));
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->config.additions.size(), 1u);
+  EXPECT_EQ(Text(read->config.additions[0].rule, "hadamard_size"), "-1");
+  ExpectRefused(with(transform("output")),
+                "transform_config.config_groups.R.location: got \"output\", expected \"input\"");
   ExpectRefused(with(R"(, "sparsity_config": {"format": "sparse-24-bitmask"})"),
                 "sparsity_config.format: got \"sparse-24-bitmask\"");
+  const auto group = [&](const std::string& settings) {
+    return with(
+        R"(, "transform_config": {"config_groups": {"R": {"apply": [{"targets": ["Linear"],)"
+        R"("location": "input"}], )" +
+        settings + "}}}");
+  };
+  const std::string where = "transform_config.config_groups.R.";
+  ExpectRefused(group(R"("type": "random-hadamard")"),
+                where + "type: got \"random-hadamard\", expected \"hadamard\"");
+  ExpectRefused(group(R"("type": "hadamard", "randomize": true)"), where + "randomize: got true");
+  ExpectRefused(group(R"("type": "hadamard", "head_dim": 48)"),
+                where + "head_dim: got 48, expected a power of two from 2 to 16384");
   // A reason that all formats share is said once, in the name of none.
   EXPECT_THAT(std::string(with(R"(, "sparsity_config": {"format": "x"})").status().message()),
               ::testing::StartsWith("sparsity_config.format: got \"x\""));

@@ -4,11 +4,12 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "kernels/base/half.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
-#include "kernels/formats/gguf_blocks.h"
+#include "kernels/formats/gguf/gguf_blocks.h"
 #include "tests/kernels/formats/linear.h"
 
 namespace awqd {
@@ -86,7 +87,8 @@ TEST(GgufFormat, AScaleMultipliesTheWholeWeight) {
 TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
   for (const GgufBlock& block : GgufBlocks()) {
     SCOPED_TRACE(std::string(block.name));
-    if (block.name == "TQ1_0") continue;  // its codes are no bits
+    // Their codes are no bits.
+    if (block.name == "TQ1_0" || block.code == CodeKind::kVector) continue;
     int64_t of_codes = 0;
     for (int64_t bit = 0; bit < 8 * block.bytes; ++bit) {
       std::vector<uint8_t> bytes(block.bytes), zero(block.codes), codes(block.codes);
@@ -197,6 +199,60 @@ TEST(GgufFormat, TheSameInARequest) {
   }
 }
 
+// Blocks lie by rows of K, and their bits are those of the file.
+TEST(GgufFormat, BlocksOfVectorCodesStayWhole) {
+  int types = 0;
+  for (const GgufBlock& block : GgufBlocks()) {
+    if (block.code != CodeKind::kVector) continue;
+    SCOPED_TRACE(std::string(block.name));
+    ++types;
+    EXPECT_EQ(VectorBlockBytes(block.vector), block.bytes);
+    EXPECT_EQ(absl::AsciiStrToUpper(InfoOf(block.vector).name), block.name);
+    Linear linear = MakeLinear(block);
+    std::vector<uint8_t>& bytes = linear.tensors["weight"].bytes;
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(37 * i % 59);
+    const auto weight = linear.Decode();
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    for (int64_t n = 0; n < 3; ++n) {
+      for (int64_t row : {0, 1}) {
+        const auto from = bytes.begin() + (2 * n + row) * block.bytes;
+        EXPECT_THAT(std::vector<uint8_t>(from, from + block.bytes),
+                    ::testing::ElementsAreArray(weight->Block(256 * row, n), block.bytes));
+      }
+    }
+  }
+  EXPECT_EQ(types, VectorCodes().size());
+}
+
+// Column 2, second block.
+TEST(GgufFormat, ElementsOfVectorCodes) {
+  Linear iq3 = MakeLinear(Named("IQ3_S"));
+  uint8_t* block = iq3.tensors["weight"].bytes.data() + 5 * 110;
+  block[1] = 0x3c;         // d = 1
+  block[2 + 9] = 1;        // elements 36 to 39 are point 257: 5, 7, 9, 5
+  block[66 + 1] = 1 << 1;  // its upper bit
+  block[74 + 4] = 0x20;    // 37 is negative
+  block[106] = 0x20;       // s = 2 for elements 32 to 63
+  const auto weight = iq3.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(WeightValue(*weight, 256 + 32, 2), 5);
+  EXPECT_EQ(WeightValue(*weight, 256 + 36, 2), 25);
+  EXPECT_EQ(WeightValue(*weight, 256 + 37, 2), -35);
+  EXPECT_EQ(WeightValue(*weight, 256 + 38, 2), 45);
+  EXPECT_EQ(WeightValue(*weight, 256 + 64, 2), 1);
+  Linear iq1 = MakeLinear(Named("IQ1_M"));
+  block = iq1.tensors["weight"].bytes.data() + 5 * 56;
+  block[55] = 0x30;      // d = 1, from four bits here
+  block[53] = 0xc0;      // and here
+  block[48] = 3 << 3;    // s = 3 for elements 16 to 31
+  block[32 + 1] = 0x80;  // the offset of elements 24 to 31 is negative
+  const auto other = iq1.Decode();
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(WeightValue(*other, 256, 2), -0.875f);  // the first point is of -1 alone
+  EXPECT_EQ(WeightValue(*other, 256 + 16, 2), -0.875f * 7);
+  EXPECT_EQ(WeightValue(*other, 256 + 24, 2), -1.125f * 7);
+}
+
 // Column 1, second block: d = 2, dmin = 0.5; group 5 has scale 0b110001 and minimum 0b100110.
 TEST(GgufFormat, ScalesOfASuperBlock) {
   Linear linear = MakeQ4K();
@@ -252,11 +308,9 @@ TEST(GgufFormat, Refusals) {
   const int64_t most = INT64_MAX - 255;
   const std::vector<Refusal> refusals = {
       {"no weight", Without("weight"), {"\"weight\": got nothing, expected blocks [N, K], or U8"}},
-      {"dtype",
-       WithDtype("weight", "IQ2_XS"),
-       {"\"weight\": got dtype IQ2_XS, expected Q4_0, Q4_1"}},
+      {"dtype", WithDtype("weight", "Q8_K"), {"\"weight\": got dtype Q8_K, expected Q4_0, Q4_1"}},
       {"type", in_request({3, 288}, nullptr), {"type: got nothing, expected Q4_0", "Q1_0"}},
-      {"other type", in_request({3, 288}, "iq2_xs"), {"type: got \"iq2_xs\", expected Q4_0"}},
+      {"other type", in_request({3, 288}, "q8_k"), {"type: got \"q8_k\", expected Q4_0"}},
       {"empty type", in_request({3, 288}, ""), {"type: got \"\", expected Q4_0"}},
       {"rank", reshape({3, 512, 1}), {"\"weight\": got shape [3, 512, 1], expected rank 2"}},
       {"zero", reshape({0, 512}), {"got shape [0, 512], expected dimensions of at least 1"}},
@@ -285,6 +339,10 @@ TEST(GgufFormat, NoNumbersAmongTheScalesOfEveryType) {
         absl::c_linear_search(std::vector<absl::string_view>{"Q2_K", "Q3_K", "Q6_K"}, block.name);
     const int64_t at = behind ? block.bytes - 1 : block.code == CodeKind::kE2m1 ? 0 : 1;
     linear.Put<uint8_t>("weight", 5 * block.bytes + at, 0xff);
+    // Four bits each of these make its d.
+    for (int i = 49; block.name == "IQ1_M" && i < 56; i += 2) {
+      linear.Put<uint8_t>("weight", 5 * block.bytes + i, 0xf0);
+    }
     const auto weight = linear.Decode();
     EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(weight.status().message()),

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -142,6 +143,7 @@ TEST_P(Golden, IsDescribedWithoutItsCodes) {
   EXPECT_EQ(described_.outer, weight_.outer);
   EXPECT_EQ(described_.order, weight_.order);
   EXPECT_EQ(described_.factor, weight_.factor);
+  EXPECT_EQ(described_.hadamard, weight_.hadamard);
   EXPECT_EQ(described_.bias, weight_.bias);
   if (GetParam().format == "gguf") return;  // its scales lie among the codes
   EXPECT_EQ(described_.scales, weight_.scales);
@@ -157,14 +159,27 @@ TEST_P(Golden, ProductWithBiasAgreesInDouble) {
   const int64_t m = x->shape.at(0);
   ASSERT_THAT(x->shape, ::testing::ElementsAre(m, weight_.k));
   ASSERT_THAT(y->shape, ::testing::ElementsAre(m, weight_.n));
+  const int64_t size = weight_.hadamard.size;
+  EXPECT_EQ(size, GetParam().json.value("hadamard_size", 0));
   double error = 0, norm = 0;
+  std::vector<double> scaled(weight_.k), token(weight_.k);
   for (int64_t row = 0; row < m; ++row) {
+    for (int64_t k = 0; k < weight_.k; ++k) {
+      const double factor = weight_.factor.empty() ? 1.0 : weight_.factor[k];
+      token[k] = scaled[k] = factor * HalfToFloat(x->At<uint16_t>(row * weight_.k + k));
+    }
+    for (int64_t k = 0; k < weight_.k && size > 0; ++k) {
+      token[k] = 0;
+      for (int64_t i = 0; i < size; ++i) {
+        const double value = scaled[k - k % size + i] * weight_.hadamard.scale;
+        token[k] += std::popcount(static_cast<uint64_t>(k % size & i)) % 2 == 0 ? value : -value;
+      }
+    }
     for (int64_t column = 0; column < weight_.n; ++column) {
       double sum = weight_.bias.empty() ? 0.0 : weight_.bias[column];
       for (int64_t k = 0; k < weight_.k; ++k) {
-        const double factor = weight_.factor.empty() ? 1.0 : weight_.factor[k];
-        sum += factor * HalfToFloat(x->At<uint16_t>(row * weight_.k + k)) *
-               HalfToFloat(dequantized_[k * weight_.n + column]);
+        const int64_t at = k * weight_.n + column;
+        sum += token[k] * (size > 0 ? values_[at] : HalfToFloat(dequantized_[at]));
       }
       const double golden = y->At<double>(row * weight_.n + column);
       error += (sum - golden) * (sum - golden);
@@ -172,7 +187,8 @@ TEST_P(Golden, ProductWithBiasAgreesInDouble) {
     }
   }
   ASSERT_GT(norm, 0);
-  EXPECT_LT(std::sqrt(error / norm), 1e-12);  // both in double: only the order of sums differs
+  // Both in double: only the order of sums differs. The scale of a transform is FP32 here.
+  EXPECT_LT(std::sqrt(error / norm), size > 0 ? 0x1p-24 : 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(AllCases()), [](const auto& info) {

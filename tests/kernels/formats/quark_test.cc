@@ -1,4 +1,5 @@
 // "quark": its settings, its tensors, and every refusal.
+#include <bit>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,25 @@ std::vector<Refusal> Refusals() {
 INSTANTIATE_TEST_SUITE_P(All, QuarkRefusal, ::testing::ValuesIn(Refusals()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(QuarkFormat, FactorAndTransformOfActivations) {
+  Linear linear = MakeInt4("int4");
+  linear.Add("input_prescale", "BF16", {4});
+  linear.Add("input_rotation", "I8", {4, 4});
+  for (int i = 0; i < 16; ++i) {
+    if (i < 4) linear.Put<uint16_t>("input_prescale", i, 0x4000);  // 2
+    linear.Put<int8_t>("input_rotation", i, std::popcount(unsigned(i / 4 & i)) % 2 == 0 ? 1 : -1);
+  }
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(weight->factor, std::vector<float>(4, 2.0f));
+  EXPECT_EQ(weight->hadamard, (Hadamard{4, 0.5f}));
+  linear.Put<int8_t>("input_rotation", 9, 3);
+  EXPECT_THAT(std::string(linear.Decode().status().message()),
+              HasSubstr("tensor \"input_rotation\": got 3 at [2, 1], expected a Hadamard matrix"));
+  linear.Add("input_prescale", "BF16", {3});
+  EXPECT_THAT(std::string(linear.Decode().status().message()), HasSubstr("input_prescale"));
+}
+
 // --- Settings ---
 
 Setting Weights(Members weight) { return Object({{"weight", Object(std::move(weight))}}); }
@@ -188,8 +208,8 @@ Setting List(std::vector<Setting> entries) {
   return out;
 }
 
-// The tensors show all that algorithms do to weights. Rotations of activations are not done.
-TEST(QuarkFormat, AlgorithmsThatRotateActivationsTakeTheirLinearsWithThem) {
+// The tensors show all that algorithms do to weights. Rotations of activations have a tensor.
+TEST(QuarkFormat, LinearsWhoseActivationsAreRotatedNeedTheirMatrix) {
   const auto read = [](std::vector<Setting> algorithms) {
     Setting config = Config(Fp4(), {});
     config.members["algo_config"] = List(std::move(algorithms));
@@ -214,20 +234,25 @@ TEST(QuarkFormat, AlgorithmsThatRotateActivationsTakeTheirLinearsWithThem) {
     const auto found = read(fused);
     ASSERT_TRUE(found.ok()) << found.status();
     EXPECT_EQ(found->config.rules.size(), 1);
+    EXPECT_TRUE(found->config.additions.empty());
   }
   const auto expect = [&](const Setting& algorithm, const std::string& target) {
     const auto found = read({smooth, algorithm});
     ASSERT_TRUE(found.ok()) << found.status();
-    ASSERT_EQ(found->config.rules.size(), 2);
-    const LinearRule& rule = found->config.rules[0];
+    ASSERT_EQ(found->config.additions.size(), 1);
+    const LinearRule& rule = found->config.additions[0].rule;
     EXPECT_EQ(rule.targets, (std::vector<ModulePattern>{{Kind::kRegex, target}}));
-    EXPECT_EQ(rule.unread.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(rule.unread.message()), HasSubstr("algo_config: got a rotation"));
+    EXPECT_TRUE(rule.unread.ok());
+    const auto has = [](bool matrix) {
+      return [matrix](absl::string_view suffix) { return matrix || suffix != "input_rotation"; };
+    };
+    EXPECT_EQ(kQuarkFormat.lacks(rule.settings, has(false)), "input_rotation");
+    EXPECT_EQ(kQuarkFormat.lacks(rule.settings, has(true)), "");
   };
   expect(rotation("r4", false), ".*down_proj$");
   expect(rotation("online_r1_rotation", true), "model\\.layers\\..*\\.self_attn\\.q_proj$");
   EXPECT_THAT(std::string(read({rotation("online_r1_rotation", false)}).status().message()),
-              HasSubstr("a rotation online_r1_rotation of activations"));
+              HasSubstr("algo_config.scaling_layers: got nothing, expected the linears of online"));
   EXPECT_THAT(std::string(read({Object({{"name", Word("svdquant")}})}).status().message()),
               HasSubstr("algo_config.name: got \"svdquant\""));
 }

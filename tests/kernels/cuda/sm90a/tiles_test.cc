@@ -17,10 +17,28 @@ namespace {
 // A weight of every kind of records for which kernels are compiled.
 std::vector<WeightShape> EveryKind() {
   std::vector<WeightShape> out = {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
-  for (const char* text : {"w8cs", "w8g128s", "w8g32s", "e2m1g16+e4m3*t", "e4m3c+fp32",
-                           "e4m3b128x128+fp32", "e4m3g32+fp32", "t4g64+fp32", "w1g128z", "w2g128z",
-                           "w3g64z", "w5g32s", "w6g128z", "w2g16o:fp32+fp32", "w3g16s+fp32",
-                           "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32", "w8g64r"}) {
+  for (const char* text : {"w8cs",
+                           "w8g128s",
+                           "w8g32s",
+                           "e2m1g16+e4m3*t",
+                           "e4m3c+fp32",
+                           "e4m3b128x128+fp32",
+                           "e4m3g32+fp32",
+                           "t4g64+fp32",
+                           "w1g128z",
+                           "w2g128z",
+                           "w3g64z",
+                           "w5g32s",
+                           "w6g128z",
+                           "w7g32s",
+                           "w1g32o:fp32+fp32",
+                           "w2g16o:fp32+fp32",
+                           "w3g16s+fp32",
+                           "e2m1g32",
+                           "w4g32o:fp32+fp32",
+                           "w5g32o:fp32+fp32",
+                           "w6g16s+fp32",
+                           "w8g64r"}) {
     out.push_back({4096, 4096, ParseScheme(text).value()});
   }
   return out;

@@ -17,11 +17,13 @@
 //   MXFP4              32, exponent e                       e2m1 * 2^(e - 127)
 //   NVFP4              4 x 16, E4M3 d without a sign        e2m1 * d
 //   Q1_0               128, FP16 d                          (q - 1/2) * 2d
+//   Q2_0, Q2_0_G128    64, 128, FP16 d                      (q - 1) * d
+//   IQ1, IQ2, IQ3      256                                  vector codes (base/vector_codes.h)
 //
 // sc and mn are integers of 6 bits (of Q2_K 4; of Q3_K and IQ4_XS signed; of Q6_K 8, signed); d * sc
 // and dmin * mn become FP32 scales and zeros, one rounding each. v is a table of 16 integers. A zero
-// of MXFP4 and NVFP4 has no sign, whatever its code. The types with a book of vectors, IQ1, IQ2 and
-// IQ3, are not read.
+// of MXFP4 and NVFP4 has no sign, whatever its code.
+#include <cstring>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -31,7 +33,7 @@
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
-#include "kernels/formats/gguf_blocks.h"
+#include "kernels/formats/gguf/gguf_blocks.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -40,9 +42,10 @@ namespace {
 constexpr absl::string_view kSuffixes[] = {"weight", "scale", "input_scale", "bias"};
 constexpr absl::string_view kOptional[] = {"scale", "input_scale", "bias"};
 constexpr absl::string_view kSettings[] = {"type"};
-constexpr absl::string_view kCodeTypes[] = {"Q4_0",  "Q4_1",  "Q5_0",  "Q5_1",  "Q8_0",   "Q2_K",
-                                            "Q3_K",  "Q4_K",  "Q5_K",  "Q6_K",  "IQ4_NL", "IQ4_XS",
-                                            "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0"};
+constexpr absl::string_view kCodeTypes[] = {
+    "Q4_0",      "Q4_1",    "Q5_0",   "Q5_1",  "Q8_0",    "Q2_K",  "Q3_K",  "Q4_K", "Q5_K",
+    "Q6_K",      "IQ4_NL",  "IQ4_XS", "TQ1_0", "TQ2_0",   "MXFP4", "NVFP4", "Q1_0", "Q2_0",
+    "Q2_0_G128", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"};
 
 absl::StatusOr<QuantConfig> Read(const Setting& config) { return OneRule(config, {}); }
 
@@ -120,8 +123,22 @@ absl::Status DecodeCells(const GgufBlock& block, const TensorView& weight, HostW
   return absl::OkStatus();
 }
 
+// Blocks [N, blocks of a row] as [blocks of a row, N].
+std::vector<uint8_t> TransposeBlocks(const GgufBlock& block, const TensorView& weight, int64_t n,
+                                     int64_t count) {
+  std::vector<uint8_t> out = AllocateCodes(static_cast<int64_t>(weight.bytes.size()));
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(out.data() + (i * n + row) * block.bytes,
+                  weight.bytes.data() + (row * count + i) * block.bytes, block.bytes);
+    }
+  }
+  return out;
+}
+
 std::vector<uint8_t> DecodeCodes(const GgufBlock& block, const TensorView& weight, int64_t n,
                                  int64_t k) {
+  if (block.code == CodeKind::kVector) return TransposeBlocks(block, weight, n, k / block.codes);
   const int64_t row_bytes = k / block.codes * block.bytes;
   const auto read = [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
     for (int64_t at = col; at < col + count; at += kGgufRun, to += kGgufRun) {
@@ -139,13 +156,15 @@ absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& 
   AWQD_ASSIGN_OR_RETURN(const GgufBlock* block, FindBlock(settings, *weight));
   HostWeight out;
   AWQD_RETURN_IF_ERROR(ReadShape(*block, *weight, &out));
-  out.scheme = {.code = block->code,
-                .bits = block->bits,
-                .block_rows = BlockRows(block->group, out.k),
-                .zero_kind = block->zero_kind,
-                .zero = block->zero,
-                .zero_dtype = block->zero_dtype,
-                .scale_dtype = block->scale_dtype};
+  out.scheme = block->code == CodeKind::kVector
+                   ? Vectors(block->vector)
+                   : QuantizationScheme{.code = block->code,
+                                        .bits = block->bits,
+                                        .block_rows = BlockRows(block->group, out.k),
+                                        .zero_kind = block->zero_kind,
+                                        .zero = block->zero,
+                                        .zero_dtype = block->zero_dtype,
+                                        .scale_dtype = block->scale_dtype};
   out.table.assign(block->table.begin(), block->table.end());
   if (const TensorView* const scale = FindTensor(tensors, "scale")) {
     AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("scale", *scale));

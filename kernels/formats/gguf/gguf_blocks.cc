@@ -1,6 +1,6 @@
 // Blocks of GGUF, byte by byte. Numbers of two bytes are little endian.
 // Facts: ggml, ggml-common.h and ggml-quants.c; PyPI gguf, quants.py.
-#include "kernels/formats/gguf_blocks.h"
+#include "kernels/formats/gguf/gguf_blocks.h"
 
 #include <cstring>
 
@@ -96,8 +96,10 @@ void RunOfTq1(const uint8_t* block, int run, uint8_t* to) {
   }
 }
 
-void RunOfQ1(const uint8_t* block, int run, uint8_t* to) {
-  UnpackStream(block + 2 + 4 * run, 32, 1, to);
+// One after the other behind d.
+template <int kBits>
+void RunInOrder(const uint8_t* block, int run, uint8_t* to) {
+  UnpackStream(block + 2 + 4 * kBits * run, 32, kBits, to);
 }
 
 // Code 8 is a negative zero in E2M1, and zero here.
@@ -214,6 +216,12 @@ bool ScalesOfNvfp4(const uint8_t* block, uint8_t* scales, uint8_t* /*zeros*/) {
   return good;
 }
 
+// Stays in the block.
+template <VectorCode kCode>
+bool ScaleInBlock(const uint8_t* block, uint8_t* /*scales*/, uint8_t* /*zeros*/) {
+  return IsFinite(InfoOf(kCode).scale(block));
+}
+
 // --- The table ---
 
 constexpr float kIq4Values[] = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -241,6 +249,29 @@ constexpr GgufBlock SuperBlock(absl::string_view name, int64_t bytes, int bits) 
           .zero_dtype = DType::kFp32,
           .scale_dtype = DType::kFp32,
           .cells = ScalesAndMinimaOfK};
+}
+
+// One scale, at kAt, for a block of codes 0 to 2, whose place holds 3 too.
+template <int kAt = 0>
+constexpr GgufBlock Ternary(absl::string_view name, int64_t codes, int64_t bytes) {
+  return {.name = name,
+          .codes = codes,
+          .bytes = bytes,
+          .group = codes,
+          .bits = 2,
+          .zero = 1,
+          .cells = OneScale<kAt>};
+}
+
+template <VectorCode kCode>
+constexpr GgufBlock Vector(absl::string_view name, int64_t bytes) {
+  return {.name = name,
+          .codes = kVectorBlock,
+          .bytes = bytes,
+          .group = kVectorBlock,
+          .code = CodeKind::kVector,
+          .vector = kCode,
+          .cells = ScaleInBlock<kCode>};
 }
 
 constexpr GgufBlock With(GgufBlock block, void (*run)(const uint8_t*, int, uint8_t*)) {
@@ -298,22 +329,8 @@ constexpr GgufBlock kBlocks[] = {
      .scale_dtype = DType::kFp32,
      .run = NibblesAt<8>,
      .cells = ScalesOfIq4Xs},
-    {.name = "TQ1_0",
-     .codes = 256,
-     .bytes = 54,
-     .group = 256,
-     .bits = 2,
-     .zero = 1,
-     .run = RunOfTq1,
-     .cells = OneScale<52>},
-    {.name = "TQ2_0",
-     .codes = 256,
-     .bytes = 66,
-     .group = 256,
-     .bits = 2,
-     .zero = 1,
-     .run = CodesInTurn<2, 0>,
-     .cells = OneScale<64>},
+    With(Ternary<52>("TQ1_0", 256, 54), RunOfTq1),
+    With(Ternary<64>("TQ2_0", 256, 66), CodesInTurn<2, 0>),
     {.name = "MXFP4",
      .bytes = 17,
      .code = CodeKind::kE2m1,
@@ -335,8 +352,17 @@ constexpr GgufBlock kBlocks[] = {
      .bits = 1,
      .zero_kind = ZeroKind::kRealBefore,
      .scale_dtype = DType::kFp32,
-     .run = RunOfQ1,
+     .run = RunInOrder<1>,
      .cells = SignsOfOneScale},
+    With(Ternary("Q2_0", 64, 18), RunInOrder<2>),
+    With(Ternary("Q2_0_G128", 128, 34), RunInOrder<2>),
+    Vector<VectorCode::kIq2Xxs>("IQ2_XXS", 66),
+    Vector<VectorCode::kIq2Xs>("IQ2_XS", 74),
+    Vector<VectorCode::kIq2S>("IQ2_S", 82),
+    Vector<VectorCode::kIq3Xxs>("IQ3_XXS", 98),
+    Vector<VectorCode::kIq3S>("IQ3_S", 110),
+    Vector<VectorCode::kIq1S>("IQ1_S", 50),
+    Vector<VectorCode::kIq1M>("IQ1_M", 56),
 };
 
 }  // namespace

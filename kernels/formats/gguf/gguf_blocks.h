@@ -18,14 +18,15 @@ struct GgufBlock {
   int64_t bytes = 0;       // of a block
   int64_t group = 32;      // codes that share a scale
   CodeKind code = CodeKind::kUnsigned;
-  absl::Span<const float> table = {};  // of kTable
+  VectorCode vector = VectorCode::kNone;  // of kVector, whose blocks stay as they are
+  absl::Span<const float> table = {};     // of kTable
   int bits = 4;
   ZeroKind zero_kind = ZeroKind::kConstant;
   int zero = 0;                      // of kConstant
   DType zero_dtype = DType::kFp16;   // of kRealAfter
   DType scale_dtype = DType::kFp16;  // as they are decoded
 
-  // Run `run` of a block's codes, each as a byte below 2^bits.
+  // Run `run` of a block's codes, each as a byte below 2^bits. Null of kVector.
   void (*run)(const uint8_t* block, int run, uint8_t* to) = nullptr;
   // The scales and the zeros of a block's groups in order, raw bits of their types; zeros are
   // written where the type has real ones. False when one is infinite or NaN.
