@@ -1,7 +1,18 @@
-# `cmake --install`, in the components server, client and dev, and a Debian package of each (cpack -G DEB).
+# `cmake --install`, in the components server, library, client and dev, and a Debian package of each (cpack -G DEB).
 # A cross build has the first alone.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+
+# awqd_install_pc(<name> <component>): cmake/<name>.pc.in. The prefix may be chosen as late as at the installation.
+function(awqd_install_pc name component)
+  install(CODE "
+    set(PROJECT_VERSION ${PROJECT_VERSION})
+    set(CMAKE_INSTALL_LIBDIR ${CMAKE_INSTALL_LIBDIR})
+    set(CMAKE_INSTALL_INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR})
+    configure_file(\"${PROJECT_SOURCE_DIR}/cmake/${name}.pc.in\" \"${PROJECT_BINARY_DIR}/${name}.pc\" @ONLY)
+  " COMPONENT ${component})
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT ${component})
+endfunction()
 
 # --- client: awqctl ---
 install(TARGETS awqctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
@@ -12,7 +23,7 @@ install(FILES deploy/completion/_awqctl DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh
 # --- dev: the client library ---
 set(AWQD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/awqd)
 install(TARGETS awqd_client awqd_proto awqd_messages ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
-install(FILES client/awqd_client.h client/remove_on_signal.h client/security.h client/shared_memory.h client/tensor.h
+install(FILES client/awqd_client.h client/remove_on_signal.h client/ring.h client/security.h client/shared_memory.h client/tensor.h
         DESTINATION ${AWQD_INCLUDE_DIR}/client COMPONENT dev)
 foreach(folder awqd/v1 google/rpc)
   install(DIRECTORY ${PROJECT_BINARY_DIR}/generated/${folder}/ DESTINATION ${AWQD_INCLUDE_DIR}/${folder}
@@ -24,14 +35,7 @@ configure_package_config_file(cmake/awqd-config.cmake.in ${PROJECT_BINARY_DIR}/a
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/awqd-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/awqd-config.cmake ${PROJECT_BINARY_DIR}/awqd-config-version.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/awqd COMPONENT dev)
-# The prefix may be chosen as late as at the installation.
-install(CODE "
-  set(PROJECT_VERSION ${PROJECT_VERSION})
-  set(CMAKE_INSTALL_LIBDIR ${CMAKE_INSTALL_LIBDIR})
-  set(CMAKE_INSTALL_INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR})
-  configure_file(\"${PROJECT_SOURCE_DIR}/cmake/awqd.pc.in\" \"${PROJECT_BINARY_DIR}/awqd.pc\" @ONLY)
-" COMPONENT dev)
-install(FILES ${PROJECT_BINARY_DIR}/awqd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
+awqd_install_pc(awqd dev)
 
 # --- server: awqd ---
 set(programs awqctl)
@@ -54,6 +58,19 @@ if(TARGET awqd)
   install(FILES deploy/completion/awqd.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME awqd COMPONENT server)
   install(FILES deploy/completion/_awqd DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT server)
+endif()
+
+# --- library: libawqd, its C header, find_package(libawqd) and libawqd.pc ---
+if(TARGET awqd_shared)
+  install(TARGETS awqd_shared EXPORT libawqd LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library
+          NAMELINK_COMPONENT library INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(FILES kernels/library/awqd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+  install(EXPORT libawqd NAMESPACE awqd:: FILE libawqd-config.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/libawqd
+          COMPONENT library)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/libawqd-config-version.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/libawqd-config-version.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/libawqd
+          COMPONENT library)
+  awqd_install_pc(libawqd library)
 endif()
 
 # Manual pages are printed by the programs. dpkg-shlibdeps asks this machine for the libraries that a package depends on, and
@@ -84,7 +101,7 @@ if(TARGET awqd)
   install(FILES ${PROJECT_BINARY_DIR}/man/awqd.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT server OPTIONAL)
 endif()
 
-# --- Debian packages: awqd-server, awqd-client, libawqd-dev ---
+# --- Debian packages: awqd-server, awqd-library, awqd-client, libawqd-dev ---
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME awqd)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -98,18 +115,21 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_ALL client dev)
 if(TARGET awqd)
-  list(APPEND CPACK_COMPONENTS_ALL server)
+  list(APPEND CPACK_COMPONENTS_ALL server library)
 endif()
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_SERVER_PACKAGE_NAME awqd-server)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME awqd-library)
 set(CPACK_DEBIAN_CLIENT_PACKAGE_NAME awqd-client)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libawqd-dev)
 set(CPACK_DEBIAN_SERVER_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_CLIENT_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libgrpc++-dev, libprotobuf-dev, libabsl-dev")
 set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/deploy/debian/conffiles)
 set(CPACK_DEBIAN_SERVER_DESCRIPTION "gRPC server for quantised weights, with its systemd unit")
+set(CPACK_DEBIAN_LIBRARY_DESCRIPTION "libawqd: the kernels of awqd behind a C ABI")
 set(CPACK_DEBIAN_CLIENT_DESCRIPTION "awqctl: command line of awqd, and tools for checkpoints")
 set(CPACK_DEBIAN_DEV_DESCRIPTION "C++ client library of awqd")
 include(CPack)

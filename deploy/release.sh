@@ -91,7 +91,7 @@ pack() {
   local build="$1" source="$2" out="$3" base="$4" version name
   version="$(version_of "$source")"
   name="awqd-$version-linux-$(uname -m)"
-  cmake --build "$build" --target awqd awqctl awqd_client bundle >"$build/release.log" 2>&1 ||
+  cmake --build "$build" --target awqd awqctl awqd_client awqd_shared bundle >"$build/release.log" 2>&1 ||
     { tail -n 20 "$build/release.log" >&2; die "the build fails (full log: $build/release.log)"; }
   rm -rf "$out"
   mkdir -p "$out"

@@ -139,6 +139,10 @@ std::vector<BadCase> BadCases() {
       {"gptq-marlin", "tensors[\"B\"]", typed("B", v1::FP16)},
       {"gptq-marlin", "tensors[\"s\"]", taller("s")},
       {"gptq-marlin", "sym", set("sym", "false")},
+      {"pack-quantized", "hadamard_size", set("hadamard_size", "12")},
+      {"fp-quant", "forward_dtype", set("forward_dtype", "mxfp8")},
+      {"fp-quant", "forward_hadamard_matrix", missing("forward_hadamard_matrix")},
+      {"fp-quant", "weight_global_scale", missing("weight_global_scale")},
   };
 }
 

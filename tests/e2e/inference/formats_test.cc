@@ -55,7 +55,8 @@ std::vector<GoldenCase> AllCases() {
                              "gptq-marlin",
                              "gguf",
                              "quark",
-                             "mlx"}) {
+                             "mlx",
+                             "fp-quant"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -93,7 +94,9 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
     const auto w = client_->Dequantize({.weight = Source()});
     ASSERT_TRUE(w.ok()) << w.status();
     weight_ = *w->output.ToFloats();
-    if (golden.factor.empty()) {
+    if (!golden.whole.empty()) {
+      CheckWhole();
+    } else if (golden.factor.empty()) {
       ASSERT_EQ(Fnv1a64(w->output.bytes), golden.dequantized_fnv1a64);
     } else {
       CheckFactor();
@@ -106,6 +109,13 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
   }
   void TearDown() override { EXPECT_TRUE(client_->UnloadModel(Model(GetParam())).ok()); }
 
+  // All of the weight; empty after an error.
+  std::vector<float> DequantizeInFp32() {
+    const auto exact = client_->Dequantize({.weight = Source(), .output_dtype = v1::FP32});
+    EXPECT_TRUE(exact.ok()) << exact.status();
+    return exact.ok() ? *exact->output.ToFloats() : std::vector<float>();
+  }
+
   // The golden's hash is of the weight that activations times the factor are multiplied by, and the
   // answer is of the one that activations are multiplied by.
   void CheckFactor() {
@@ -113,9 +123,8 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
     const auto factor = client::ReadNpy(golden.factor);
     ASSERT_TRUE(factor.ok()) << factor.status();
     const std::vector<double> factors = factor->ToDoubles();
-    const auto exact = client_->Dequantize({.weight = Source(), .output_dtype = v1::FP32});
-    ASSERT_TRUE(exact.ok()) << exact.status();
-    const std::vector<float> values = *exact->output.ToFloats();
+    const std::vector<float> values = DequantizeInFp32();
+    ASSERT_EQ(values.size(), weight_.size());
     std::string bytes;
     for (int64_t i = 0; i < golden.k * golden.n; ++i) {
       EXPECT_EQ(weight_[i], HalfToFloat(FloatToHalf(values[i]))) << i;
@@ -123,6 +132,35 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
       bytes.append(reinterpret_cast<const char*>(&half), sizeof(half));
     }
     EXPECT_EQ(Fnv1a64(bytes), golden.dequantized_fnv1a64);
+  }
+
+  // The answer is of the weight that activations are multiplied by as they are, in FP32: sums of a
+  // block of the transform are rounded at each butterfly.
+  void CheckWhole() {
+    const GoldenCase& golden = GetParam();
+    const auto whole = client::ReadNpy(golden.whole);
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    const std::vector<double> want = whole->ToDoubles();
+    const std::vector<float> values = DequantizeInFp32();
+    ASSERT_EQ(values.size(), weight_.size());
+    double largest = 0;
+    for (const double value : want) largest = std::max(largest, std::abs(value));
+    for (int64_t i = 0; i < golden.k * golden.n; ++i) {
+      ASSERT_NEAR(values[i], want[i], largest * 0x1p-20) << i;
+      EXPECT_EQ(weight_[i], HalfToFloat(FloatToHalf(values[i]))) << i;
+    }
+    // Some rows and columns are those of the whole.
+    const auto part = client_->Dequantize({.weight = Source(),
+                                           .output_dtype = v1::FP32,
+                                           .row_begin = 5,
+                                           .row_end = 23,
+                                           .column_begin = 1});
+    ASSERT_TRUE(part.ok()) << part.status();
+    const std::vector<float> some = *part->output.ToFloats();
+    for (int64_t i = 0; i < 18 * (golden.n - 1); ++i) {
+      EXPECT_EQ(some[i], values[(5 + i / (golden.n - 1)) * golden.n + 1 + i % (golden.n - 1)]);
+    }
+    weight_ = values;
   }
 
   WeightSource Source() const { return WeightName{Model(GetParam()), GetParam().weight}; }
@@ -159,7 +197,10 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
     EXPECT_EQ(info.scheme(), golden.scheme);
     EXPECT_EQ(info.k(), golden.k);
     EXPECT_EQ(info.n(), golden.n);
-    EXPECT_EQ(info.has_factor(), InlineOf(golden).tensors().contains("pre_quant_scale"));
+    const v1::PackedWeight packed = InlineOf(golden);
+    EXPECT_EQ(info.has_factor(), packed.tensors().contains("pre_quant_scale") ||
+                                     packed.tensors().contains("input_prescale"));
+    EXPECT_EQ(info.hadamard_size(), golden.hadamard_size);
   }
   for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {
     const Tensor x = *client::Convert(x_, dtype);
@@ -261,11 +302,26 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
   const auto info = client_->GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
-  EXPECT_THAT(formats, testing::IsSupersetOf(
-                           {"awq", "plain", "int-quantized", "fastertransformer", "gemlite", "gptq",
-                            "auto-round", "pack-quantized", "float-quantized",
-                            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "qserve", "awq-gemv",
-                            "awq-gemv-fast", "awq-marlin", "gptq-marlin", "gguf", "quark", "mlx"}));
+  EXPECT_THAT(formats, testing::IsSupersetOf({"awq",
+                                              "plain",
+                                              "int-quantized",
+                                              "fastertransformer",
+                                              "gemlite",
+                                              "gptq",
+                                              "auto-round",
+                                              "pack-quantized",
+                                              "float-quantized",
+                                              "nvfp4-pack-quantized",
+                                              "mxfp4-pack-quantized",
+                                              "qserve",
+                                              "awq-gemv",
+                                              "awq-gemv-fast",
+                                              "awq-marlin",
+                                              "gptq-marlin",
+                                              "gguf",
+                                              "quark",
+                                              "mlx",
+                                              "fp-quant"}));
 }
 
 }  // namespace

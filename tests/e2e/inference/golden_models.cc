@@ -33,6 +33,7 @@ bool IsIgnored(const std::string& format, const std::string& suffix) {
   if (suffix == "input_scale") {
     return format == "fp8" || format == "modelopt" || format == "quark";
   }
+  if (suffix.ends_with("_input.weight")) return true;  // a transform of compressed-tensors
   return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
 }
 
@@ -45,12 +46,12 @@ v1::PackedWeight InlineOfGguf(const GoldenCase& golden) {
   v1::PackedWeight out;
   out.set_format(golden.format);
   (*out.mutable_settings())["type"] = Json::parse(golden.settings).at("type");
-  for (const std::string suffix : {"weight", "bias"}) {
+  for (const std::string suffix : {"weight", "scale", "bias"}) {
     const auto array = testing::ReadNpy(Data("gguf") + "/goldens/" + golden.model + "." +
                                         golden.weight + "." + suffix + ".npy");
-    if (!array.ok() && suffix == "bias") continue;
+    if (!array.ok() && suffix != "weight") continue;
     v1::Tensor& tensor = (*out.mutable_tensors())[suffix];
-    tensor.set_dtype(suffix == "bias" ? v1::FP32 : v1::UINT8);
+    tensor.set_dtype(suffix == "weight" ? v1::UINT8 : v1::FP32);
     for (const int64_t dim : array->shape) tensor.add_shape(dim);
     tensor.set_raw(array->bytes);
   }
@@ -135,7 +136,7 @@ std::vector<GoldenCase> GoldenCases(const std::string& folder) {
                    c.at("n"), c.at("dequantized_fnv1a64"), path(c, "activations"),
                    path(c, "matmul"), "", path(c, "factor"), path(c, "int8_activations"),
                    path(c, "int8_matmul"), c.contains("settings") ? c.at("settings").dump() : "",
-                   c.value("format", format)});
+                   c.value("hadamard_size", 0), path(c, "whole"), c.value("format", format)});
   }
   for (GoldenCase& golden : out) {
     golden.quant_method = ConfigOf(golden).value("quant_method", "modelopt");
@@ -150,11 +151,11 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
     static const std::vector<std::string> known = {
-        "bits",       "group_size",     "symmetric",    "zero",       "num_bits",
-        "strategy",   "in_features",    "out_features", "scale_mode", "block_k",
-        "block_n",    "quant_algo",     "nbits",        "axis",       "checkpoint_format",
-        "desc_act",   "packing_format", "sym",          "actorder",   "packing",
-        "zero_point", "dtype",          "mode"};
+        "bits",       "group_size",     "symmetric",    "zero",          "num_bits",
+        "strategy",   "in_features",    "out_features", "scale_mode",    "block_k",
+        "block_n",    "quant_algo",     "nbits",        "axis",          "checkpoint_format",
+        "desc_act",   "packing_format", "sym",          "actorder",      "packing",
+        "zero_point", "dtype",          "mode",         "hadamard_size", "forward_dtype"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     // A group longer than K is all of K, which a request writes as -1.
     const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;

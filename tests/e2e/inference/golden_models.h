@@ -26,6 +26,8 @@ struct GoldenCase {
   // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight without integer products.
   std::string int8_activations, int8_matmul;
   std::string settings;  // JSON for a request, if the checkpoint does not have them; else empty
+  int64_t hadamard_size = 0;  // of a transform of activations; 0: none
+  std::string whole;          // FP32 [K, N], .npy, of one: what activations are multiplied by
   std::string weight_format;  // of the linear, because a checkpoint may have several formats
 
   std::string Folder() const;

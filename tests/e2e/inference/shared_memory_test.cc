@@ -40,13 +40,7 @@ class SharedMemoryE2eTest : public ServerTest {
   }
 
   static client::MatmulCall Call(int64_t tokens, v1::DType dtype) {
-    std::vector<float> values(static_cast<size_t>(tokens * kK));
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<float>(i * 2654435761u % 1000) / 500 - 1;
-    }
-    return {.weight = WeightName{"m", "layer"},
-            .activations = *Tensor::FromFloats(dtype, {tokens, kK}, values),
-            .path = v1::FUSED};  // one kernel for every batch, so that bits can be compared
+    return LayerCall(tokens, kK, dtype);
   }
 
   // The call with its tensors in `memory`, from byte 64 on.
