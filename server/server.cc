@@ -96,6 +96,18 @@ absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
   return out;
 }
 
+// The devices whose memory clients share: all of them, if kernels of each take such memory.
+std::vector<Device*> SharingDevices(const std::vector<Device*>& devices) {
+  for (const Device* device : devices) {
+    if (!device->host_addressable()) continue;
+    obs::LogEvent(obs::LogLevel::kWarning,
+                  "--cuda_shared_memory has no effect: not every device is a GPU",
+                  {{"device", device->info().id}});
+    return {};
+  }
+  return devices;
+}
+
 // An engine for each device, in their order. The devices outlive the engines.
 absl::StatusOr<std::vector<std::unique_ptr<engine::Engine>>> MakeEngines(
     const std::vector<Device*>& devices, const engine::EngineOptions& options) {
@@ -207,11 +219,12 @@ class ServerImpl final : public Server {
     AWQD_ASSIGN_OR_RETURN(recorder_, MakeCallRecorder(options_));
     AWQD_RETURN_IF_ERROR(ListenForMetrics());
     services::Options rpc = options_.rpc;
+    if (rpc.shared_memory.cuda) rpc.sharing_devices = SharingDevices(devices);
     rpc.transport.recorder = recorder_.get();
     rpc.start_models = {names.begin(), names.end()};
+    rpc.starting = true;
     AWQD_ASSIGN_OR_RETURN(rpc_, services::RpcServer::Start(rpc, engine_.get(), models_.get()));
     SetDrain(rpc_->admission()->drain());
-    rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
       obs::LogEvent(obs::LogLevel::kInfo, "device",

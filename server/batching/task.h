@@ -19,7 +19,8 @@ struct BatchKey {
   const void* subject = nullptr;
   uint64_t variant = 0;
   const void* kind = nullptr;               // tasks of different kinds never merge
-  std::array<const void*, 2> further = {};  // subjects of an operation that has several
+  std::array<const void*, 5> further = {};  // subjects of an operation that has several
+  std::array<float, 4> constants = {};      // of the operation's arithmetic
 
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
 };

@@ -274,6 +274,31 @@ void AddSharedMemoryFlags(FlagTable& table, services::SharedMemoryOptions& share
   table.Number("max_shared_memory_ranges", shared.max_open, 1, 1 << 20,
                "Largest number of shared-memory ranges in use at once. A request uses two at most, "
                "and each range is an open file. Their bytes count for --max_in_flight_bytes.");
+  table.Flag("cuda_shared_memory", shared.cuda,
+             "Allow clients on this machine to share memory of GPUs (CUDA IPC): kernels read "
+             "activations and write results there, and no byte passes through the host. At most "
+             "256 regions of an identity, each as long as the call or the connection that "
+             "registered it. No effect unless every --device is a GPU.");
+}
+
+void AddRingFlags(FlagTable& table, ring::Options& ring) {
+  table.Group("Rings");
+  table.Value("ring_path", ring.path,
+              "Socket file at which clients on this machine get a ring: memory through which "
+              "prepared calls are made without messages. Default: no rings. It has the permissions "
+              "--unix_socket_mode and, with --tokens, needs the role infer. A product of one token "
+              "takes some 10 us by a ring where a message takes hundreds.");
+  table.Duration("ring_spin_us", ring.spin, absl::Microseconds(1), {0.0, 1e6},
+                 "How long the thread of the rings polls after a call before it sleeps. To wake it "
+                 "costs a call some 5 to 50 us; to poll costs a core while there is traffic. "
+                 "Choose the usual pause between two calls of a client, or 0 where cores are few.");
+  table.Number("max_rings", ring.max_rings, 1, 1 << 12,
+               "Largest number of rings of all clients, and of connections that ask for one.");
+  table.Number("max_rings_per_client", ring.max_rings_per_client, 1, 1 << 12,
+               "Largest number of rings of one user of the machine, and of one identity.");
+  table.Bytes("max_ring_bytes", ring.max_bytes, 4096, int64_t{1} << 40,
+              "Largest payload of a ring, for tensors. The memory is taken as it is used, and "
+              "counts for no other limit.");
 }
 
 void AddBatchFlags(FlagTable& table, Options& options) {
@@ -283,9 +308,9 @@ void AddBatchFlags(FlagTable& table, Options& options) {
   table
       .Value("token_threshold", engine.token_threshold,
              "Number of merged tokens from which a weight is dequantised for a dense product, "
-             "instead of being decoded inside the product. 0: always. default: 256, but never "
-             "where the kernel that decodes inside the product is as fast or faster at any number "
-             "of tokens (4-bit weights on compute capability 9.0). auto: the fastest choice for "
+             "instead of being decoded inside the product. 0: always. default: what was "
+             "measured of the kernel that decodes inside the product (never, for 4-bit weights on "
+             "compute capability 9.0), else 256. auto: the fastest choice for "
              "each shape on this device, measured at load with a few products per shape.")
       ->default_str("default")
       ->transform(CLI::Validator(ParseThreshold, "TOKENS|default|auto", "threshold"));
@@ -423,6 +448,7 @@ void AddFlags(CLI::App* app, Options* options) {
   AddClientFlags(table, options->rpc.transport.client);
   AddLimitFlags(table, *options);
   AddSharedMemoryFlags(table, options->rpc.shared_memory);
+  AddRingFlags(table, options->rpc.ring);
   AddBatchFlags(table, *options);
   AddLifecycleFlags(table, *options);
   AddLogFlags(table, *options);

@@ -194,6 +194,12 @@ absl::Status CompleteOptions(Options& options) {
     AWQD_RETURN_IF_ERROR(
         Prefixed("--shared_memory_prefix", services::CheckSharedMemoryPrefix(text)));
   }
+  if (std::string& path = rpc.ring.path; !path.empty()) {
+    const auto address =
+        transport::ParseListenAddress(absl::StartsWith(path, "unix:") ? path : "unix:" + path);
+    AWQD_RETURN_IF_ERROR(Prefixed("--ring_path", address.status()));
+    path = address->socket_path;
+  }
   if (transport.memory_quota_bytes == 0) {
     transport.memory_quota_bytes = 16 * transport.max_receive_message_bytes;
   }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kSumsSlot = 1;
 // Slots of a gated MLP.
-constexpr size_t kMiddleSlot = 1, kDownSlot = 2, kHalfSlot = 3, kHalfScaleSlot = 4;
+constexpr size_t kMiddleSlot = 1, kDownSlot = 2, kHalfSlot = 3, kHalfScaleSlot = 4, kSharedSlot = 7;
 
 // The arguments, and the weights that they point to.
 struct Grouped {
@@ -73,6 +73,33 @@ absl::Status RunOneByOne(Lane& lane, const ExpertProduct& product, ExecutionRepo
   return absl::OkStatus();
 }
 
+// Copies some columns of some rows of a bias [.., n], if there is one.
+std::vector<float> CopyBias(const std::vector<float>& bias, int64_t n,
+                            absl::Span<const int64_t> rows, model::ColumnSpan columns) {
+  std::vector<float> out;
+  if (bias.empty()) return out;
+  for (int64_t row : rows) {
+    const auto begin = bias.begin() + row * n;
+    out.insert(out.end(), begin + columns.begin, begin + columns.end);
+  }
+  return out;
+}
+
+std::vector<int64_t> NumbersBelow(int64_t end) {
+  std::vector<int64_t> out(end);
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+
+// The numbers of the experts of a shard.
+std::vector<int64_t> ExpertsOf(const model::WeightStack& stack, size_t shard) {
+  std::vector<int64_t> out;
+  for (size_t e = 0; e < stack.places.size(); ++e) {
+    if (stack.places[e].shard == shard) out.push_back(static_cast<int64_t>(e));
+  }
+  return out;
+}
+
 // Runs all products with one kernel.
 absl::Status RunGrouped(Lane& lane, GroupedArgs args, const KernelRow& row,
                         ExecutionReport* report) {
@@ -86,40 +113,23 @@ absl::Status RunGrouped(Lane& lane, GroupedArgs args, const KernelRow& row,
 
 }  // namespace
 
-std::vector<float> GroupedMatmulWork::CopyBias(absl::Span<const int64_t> which,
-                                               model::ColumnSpan columns) const {
-  std::vector<float> out;
-  if (bias.empty()) return out;
-  const int64_t n = stack->shape().n;
-  for (int64_t expert : which) {
-    const auto row = bias.begin() + expert * n;
-    out.insert(out.end(), row + columns.begin, row + columns.end);
-  }
-  return out;
-}
-
 absl::StatusOr<WorkPartition> GroupedMatmulWork::Partition(StagingPool& staging) const {
   const model::PlacedWeight& weight = *stack->experts.front();
   const int64_t n = weight.shape.n;
   if (stack->expert_parallel()) {
     return PartitionExperts(*stack, staging, [&](size_t shard) {
-      std::vector<int64_t> mine;
-      for (int64_t e = 0; e < experts(); ++e) {
-        if (stack->places[e].shard == shard) mine.push_back(e);
-      }
       auto out = std::make_unique<GroupedMatmulWork>(*this);
       out->stack = stack->shards[shard];
-      out->bias = CopyBias(mine, {0, n});
+      out->bias = CopyBias(bias, n, ExpertsOf(*stack, shard), {0, n});
       return out;
     });
   }
   if (weight.partitioned_at_rows()) return PartitionAtRows(staging);
-  std::vector<int64_t> all(experts());
-  std::iota(all.begin(), all.end(), 0);
+  const std::vector<int64_t> all = NumbersBelow(experts());
   return PartitionColumns({weight, {0, n}, y_rows(), SizeOf(out_dtype)},
                           [&](size_t, model::ColumnSpan columns) {
                             auto out = std::make_unique<GroupedMatmulWork>(*this);
-                            out->bias = CopyBias(all, columns);
+                            out->bias = CopyBias(bias, n, all, columns);
                             return out;
                           });
 }
@@ -160,7 +170,7 @@ absl::Status GroupedMatmulWork::Compute(Lane& lane, const RoutedTokens& routed, 
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(bias));
   }
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-  return CombineAndFetch(lane, routed, product.y, y);
+  return CombineAndFetch(lane, routed, product.y, nullptr, y);
 }
 
 bool IsOneKernel(const ExpertProduct& product) {
@@ -178,6 +188,7 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
   alone.y.rows = product.x.rows;
   AWQD_RETURN_IF_ERROR(RunExperts(lane, alone, report));
   alone.stack = product.also;
+  if (alone.bias != nullptr) alone.bias += static_cast<int64_t>(product.ends.size()) * alone.y.cols;
   alone.y.data = static_cast<char*>(product.y.data) +
                  product.x.rows * product.y.cols * SizeOf(product.y.dtype);
   return RunExperts(lane, alone, report);
@@ -186,13 +197,32 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
 // --- A gated MLP ---
 
 bool GatedMlpWork::partitioned() const {
-  return Work::partitioned() || gate_->expert_parallel() || up_->expert_parallel() ||
-         down_->expert_parallel();
+  return Work::partitioned() || mlp_.gate->expert_parallel() || mlp_.up->expert_parallel() ||
+         mlp_.down->expert_parallel();
+}
+
+batching::BatchKey GatedMlpWork::merge_key() const {
+  if (!gate_up_bias.empty() || !down_bias.empty()) return {};
+  batching::BatchKey out = {
+      .subject = &Here(*mlp_.gate),
+      .variant = variant(),
+      .constants = {parameters.limit, parameters.alpha, parameters.beta, parameters.linear_beta}};
+  for (size_t i = 1; i < first_experts_.size(); ++i) {
+    out.further[i - 1] = first_experts_[i]->parts[part].weight.get();
+  }
+  return out;
+}
+
+int64_t GatedMlpWork::cost() const {
+  double cost = static_cast<double>(tokens()) * RowCost(mlp_);
+  if (shared_.gate != nullptr) cost += static_cast<double>(rows) * RowCost(shared_);
+  return CostOfMultiplications(cost);
 }
 
 // Every device that has columns of gate has them of up, and the same rows of down.
-absl::Status GatedMlpWork::CheckPartitionedAlike() const {
-  const auto& [gate, up, down] = first_experts_;
+absl::Status GatedMlpWork::CheckPartitionedAlike(size_t begin) const {
+  const auto &gate = first_experts_[begin], &up = first_experts_[begin + 1],
+             &down = first_experts_[begin + 2];
   const auto borders = [](const model::PlacedWeight& weight, bool rows) {
     return absl::StrJoin(weight.parts, ", ", [rows](std::string* out, const auto& part) {
       absl::StrAppend(out, part.weight->device->info().id, rows ? " rows [" : " columns [",
@@ -204,8 +234,9 @@ absl::Status GatedMlpWork::CheckPartitionedAlike() const {
     return absl::UnimplementedError(absl::StrCat(
         name(), ": got a down projection on ", borders(*down, false),
         ", expected one that is cut at the rows where gate is cut at columns: it has an order, a "
-        "factor or groups that 128 is no multiple of, or its path does not end in the name of a "
-        "down projection; serve with --shard=replicas, --shard=models or --shard=experts"));
+        "factor, a transform or groups that 128 is no multiple of, or its path does not end in the "
+        "name of a down projection; serve with --shard=replicas, --shard=models or "
+        "--shard=experts"));
   }
   const auto alike = [&down = *down](const model::PlacedWeight& weight) {
     return absl::c_equal(weight.parts, down.parts, [](const auto& columns, const auto& rows) {
@@ -222,62 +253,135 @@ absl::Status GatedMlpWork::CheckPartitionedAlike() const {
   return absl::OkStatus();
 }
 
+absl::Status GatedMlpWork::CheckSharedPartitioned() const {
+  AWQD_RETURN_IF_ERROR(CheckPartitionedAlike(3));
+  const std::string got = first_experts_[3]->devices(), expected = first_experts_[0]->devices();
+  if (got == expected) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      name(), ": got a shared expert on ", got, ", expected it on ", expected, ", as the experts"));
+}
+
 absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) const {
-  if (gate_->expert_parallel()) {
+  if (mlp_.gate->expert_parallel()) {
     const auto alike = [&](const model::WeightStack& stack) {
-      return stack.devices() == gate_->devices() && stack.places == gate_->places;
+      return stack.devices() == mlp_.gate->devices() && stack.places == mlp_.gate->places;
     };
-    if (!alike(*up_) || !alike(*down_)) {
+    if (!alike(*mlp_.up) || !alike(*mlp_.down)) {
       return absl::FailedPreconditionError(absl::StrCat(
-          name(), ": got gate on ", gate_->devices(), ", up on ", up_->devices(), " and down on ",
-          down_->devices(), ", expected each expert's on one device"));
+          name(), ": got gate on ", mlp_.gate->devices(), ", up on ", mlp_.up->devices(),
+          " and down on ", mlp_.down->devices(), ", expected each expert's on one device"));
     }
-    return PartitionExperts(*gate_, staging, [&](size_t shard) {
-      auto out = std::make_unique<GatedMlpWork>(gate_->shards[shard], up_->shards[shard],
-                                                down_->shards[shard]);
+    const auto make = [&](size_t shard) {
+      auto out = std::make_unique<GatedMlpWork>(mlp_.gate->shards[shard], mlp_.up->shards[shard],
+                                                mlp_.down->shards[shard]);
       static_cast<RoutedWork&>(*out) = *this;
+      out->parameters = parameters;
+      const std::vector<int64_t> mine = ExpertsOf(*mlp_.gate, shard);
+      std::vector<int64_t> both = mine;
+      for (int64_t expert : mine) both.push_back(experts() + expert);
+      const int64_t middle = mlp_.gate->shape().n, n = mlp_.down->shape().n;
+      out->gate_up_bias = CopyBias(gate_up_bias, middle, both, {0, middle});
+      out->down_bias = CopyBias(down_bias, n, mine, {0, n});
+      out->shared_expert_gate.clear();
       return out;
-    });
+    };
+    return PartitionExperts(*mlp_.gate, staging, make, MakeSharedPart());
   }
-  AWQD_RETURN_IF_ERROR(CheckPartitionedAlike());
-  const Reduction reduction = {.count = y_rows(), .cols = down_->shape().n, .y_dtype = out_dtype};
-  const auto make = [&](size_t) -> absl::StatusOr<std::unique_ptr<Work>> {
+  AWQD_RETURN_IF_ERROR(CheckPartitionedAlike(0));
+  if (shared_.gate != nullptr) AWQD_RETURN_IF_ERROR(CheckSharedPartitioned());
+  const Reduction reduction = {
+      .count = y_rows(), .cols = mlp_.down->shape().n, .y_dtype = out_dtype};
+  const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<GatedMlpWork>(*this);
     part->out_dtype = DType::kFp32;
+    const model::WeightPart& columns = first_experts_[0]->parts[i];
+    part->gate_up_bias = CopyBias(gate_up_bias, mlp_.gate->shape().n, NumbersBelow(2 * experts()),
+                                  {columns.col_begin, columns.col_end()});
+    if (i > 0) part->down_bias.clear();  // the weights' own is with the first part too
     return part;
   };
   return PartitionPartialSums(reduction, first_experts_[0]->parts.size(), make);
 }
 
+std::unique_ptr<GatedMlpWork> GatedMlpWork::MakeSharedPart() const {
+  if (shared_.gate == nullptr) return nullptr;
+  auto out = std::make_unique<GatedMlpWork>(shared_, Stacks());
+  static_cast<RoutedWork&>(*out) = *this;
+  out->parameters = parameters;
+  out->out_dtype = DType::kFp32;
+  out->of_experts = out->summed = false;
+  out->top_k = 1;
+  out->ids.clear();
+  out->router_weights.clear();
+  // One of the devices that have it; requests differ in their first choice.
+  out->part = (ids.empty() ? 0 : ids[0]) % first_experts_[3]->parts.size();
+  return out;
+}
+
+absl::Status GatedMlpWork::RunToDown(Lane& lane, const Stacks& stacks, DType dtype,
+                                     float sums_factor, ExpertProduct* product,
+                                     ExecutionReport* report) const {
+  const int64_t middle = Here(*stacks.gate).shape.n, both_rows = 2 * product->x.rows;
+  product->stack = stacks.gate.get();
+  product->also = stacks.up.get();
+  // The rows of gate, then those of up.
+  product->y = {nullptr, dtype, both_rows, middle};
+  const int64_t bytes = both_rows * middle * SizeOf(dtype);
+  AWQD_ASSIGN_OR_RETURN(product->y.data, lane.AllocateScratch(kMiddleSlot, bytes));
+  AWQD_RETURN_IF_ERROR(RunExperts(lane, *product, report));
+  product->stack = stacks.down.get();
+  product->also = nullptr;
+  product->bias = nullptr;
+  return MultiplyGate(lane, product->y, sums_factor, product);
+}
+
+absl::StatusOr<const float*> GatedMlpWork::RunShared(Lane& lane, const ConstMatrixView& tokens,
+                                                     ExecutionReport* report) const {
+  const int64_t ends[] = {tokens.rows};
+  ExpertProduct product = {.part = part, .x = tokens, .ends = ends, .path = path};
+  AWQD_RETURN_IF_ERROR(RunToDown(lane, shared_, DType::kFp32, 1, &product, report));
+  const int64_t n = last().n;
+  AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kSharedSlot, tokens.rows * n * 4));
+  product.y = {sums, DType::kFp32, tokens.rows, n};
+  AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
+  return static_cast<const float*>(sums);
+}
+
 absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                    ExecutionReport* report) const {
-  const int64_t rows = routed.x.rows, middle = first().n, n = last().n;
-  ExpertProduct product = {.stack = gate_.get(),
-                           .also = up_.get(),
-                           .part = part,
-                           .x = routed.x,
-                           .y = {nullptr, DType::kFp32, 2 * rows, middle},
-                           .ends = routed.ends,
-                           .path = path};
-  const bool narrow = Narrows(routed, product);
-  if (narrow) {
-    product.y.dtype = x_dtype;
-    product.x_scale = routed.factors;
+  const int64_t rows = routed.x.rows, n = last().n;
+  // The shared expert comes first, because the experts use the same buffers.
+  const float* shared = nullptr;
+  if (shared_.gate != nullptr) {
+    AWQD_ASSIGN_OR_RETURN(shared, RunShared(lane, routed.tokens, report));
   }
-  // The rows of gate, then those of up.
-  const int64_t both_bytes = 2 * rows * middle * SizeOf(product.y.dtype);
-  AWQD_ASSIGN_OR_RETURN(product.y.data, lane.AllocateScratch(kMiddleSlot, both_bytes));
-  AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-  product.stack = down_.get();
-  product.also = nullptr;
+  ExpertProduct product = {.part = part, .x = routed.x, .ends = routed.ends, .path = path};
+  if (!gate_up_bias.empty()) {
+    AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(gate_up_bias));
+  }
+  const bool narrow = Narrows(routed, product);
+  if (narrow) product.x_scale = routed.factors;
   const DType sums_dtype = narrow ? out_dtype : DType::kFp32;
-  AWQD_RETURN_IF_ERROR(MultiplyGate(lane, product.y, NarrowFactor(sums_dtype), &product));
-  if (routed.rows != nullptr) {
+  AWQD_RETURN_IF_ERROR(RunToDown(lane, mlp_, narrow ? x_dtype : DType::kFp32,
+                                 NarrowFactor(sums_dtype), &product, report));
+  if (!down_bias.empty()) {
+    AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(down_bias));
+  }
+  RoutedTokens combined = routed;
+  std::vector<int32_t> in_order;                          // on the CPU read until Fetch
+  if (!of_experts && routed.shared_weights != nullptr) {  // of MakeSharedPart
+    in_order.resize(rows);
+    std::iota(in_order.begin(), in_order.end(), 0);
+    AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(in_order.data(), rows * 4));
+    combined.rows = static_cast<const int32_t*>(there);
+    combined.weights = routed.shared_weights;
+  }
+  if (combined.rows != nullptr) {
     const int64_t bytes = rows * n * SizeOf(sums_dtype);
     AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kDownSlot, bytes));
     product.y = {sums, sums_dtype, rows, n};
     AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-    return CombineAndFetch(lane, routed, product.y, y);
+    return CombineAndFetch(lane, combined, product.y, shared, y);
   }
   const int64_t y_bytes = rows * n * SizeOf(out_dtype);
   AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
@@ -291,15 +395,20 @@ bool GatedMlpWork::MayNarrow(int64_t rows) const {
   if (device.host_addressable() || device.info().batch_invariant) return false;
   if (!of_experts || rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
   // The factor of narrow rows is one of sums before the bias.
-  for (const auto* stack : {gate_.get(), up_.get(), down_.get()}) {
+  if (!gate_up_bias.empty() || !down_bias.empty()) return false;
+  for (const auto* stack : {mlp_.gate.get(), mlp_.up.get(), mlp_.down.get()}) {
     if (Here(*stack).bias() != nullptr) return false;
   }
   return true;
 }
 
 bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) const {
-  if (!MayNarrow(routed.x.rows) || !IsOneKernel(product)) return false;
-  product.stack = down_.get();
+  if (!MayNarrow(routed.x.rows)) return false;
+  product.stack = mlp_.gate.get();
+  product.also = mlp_.up.get();
+  product.y = {nullptr, DType::kFp32, 2 * routed.x.rows, first().n};
+  if (!IsOneKernel(product)) return false;
+  product.stack = mlp_.down.get();
   product.also = nullptr;
   product.x = {nullptr, DType::kFp16, routed.x.rows, first().n};
   return first().n % 8 == 0 && IsOneKernel(product);
@@ -307,11 +416,12 @@ bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) co
 
 absl::Status GatedMlpWork::MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
                                         ExpertProduct* down) const {
-  const int64_t middle = first().n, rows = both.rows / 2;
+  const int64_t middle = both.cols, rows = both.rows / 2;
   GateArgs args = {.gate = both.data,
                    .up = static_cast<char*>(both.data) + rows * middle * SizeOf(both.dtype),
                    .count = rows * middle,
                    .activation = activation,
+                   .parameters = parameters,
                    .dtype = both.dtype,
                    .sums_factor = sums_factor};
   // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of

@@ -1,15 +1,15 @@
 // GroupedMatmulWork: the products of a mixture of experts, each token with the weights of the
 // experts chosen for it; the grouped product as a step of other works; and GatedMlpWork: a gated
-// MLP in one work, y = down(activation(gate(x)) * up(x)), dense or of experts.
+// MLP in one work, y = down(activation(gate(x)) * up(x)) (exact.h), dense or of experts.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "server/engine/routed_work.h"
 
 namespace awqd::engine {
@@ -51,9 +51,6 @@ class GroupedMatmulWork final : public RoutedWork {
 
  private:
   absl::StatusOr<WorkPartition> PartitionAtRows(StagingPool& staging) const;
-  // Copies some columns of the bias of some experts.
-  std::vector<float> CopyBias(absl::Span<const int64_t> which, model::ColumnSpan columns) const;
-
   const DeviceWeight& here() const { return *stack->experts.front()->parts[part].weight; }
 };
 
@@ -70,7 +67,8 @@ struct ExpertProduct {
   const float* x_scale = nullptr;
   MatrixView y;
   absl::Span<const int64_t> ends;
-  const float* bias = nullptr;  // FP32 [experts, N] on the device; null: the weights' own
+  // FP32 [experts, N] on the device, then those of `also`; null: the weights' own.
+  const float* bias = nullptr;
   ActivationFunction activation = ActivationFunction::kNone;
   std::optional<Path> path;
 };
@@ -86,28 +84,48 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
 // Values between the products stay on the device, in FP32; many rows of experts have 16 bits on
 // GPUs. Without ids the stacks have one weight each; with ids each chosen expert computes its own
 // MLP, and the rows are summed by the router's weights, if there are any, after the last product.
-// tokens() counts rows: tokens x top_k.
+// A shared expert multiplies every token, and its row is added to the sum. tokens() counts rows:
+// tokens x top_k.
 class GatedMlpWork final : public RoutedWork {
  public:
   // gate and up [K, I], down [I, N], of as many experts each.
+  struct Stacks {
+    std::shared_ptr<const model::WeightStack> gate, up, down;
+  };
+
   GatedMlpWork(std::shared_ptr<const model::WeightStack> gate,
                std::shared_ptr<const model::WeightStack> up,
                std::shared_ptr<const model::WeightStack> down)
-      : gate_(std::move(gate)),
-        up_(std::move(up)),
-        down_(std::move(down)),
-        first_experts_{gate_->experts.front(), up_->experts.front(), down_->experts.front()} {}
+      : GatedMlpWork({std::move(gate), std::move(up), std::move(down)}, {}) {}
+  // `shared`: of one weight each, K and N as those of the experts; null: there is none. Rows are
+  // summed where there is one.
+  GatedMlpWork(Stacks mlp, Stacks shared) : mlp_(std::move(mlp)), shared_(std::move(shared)) {
+    for (const Stacks* stacks : {&mlp_, &shared_}) {
+      if (stacks->gate == nullptr) continue;
+      for (const auto* stack : {&stacks->gate, &stacks->up, &stacks->down}) {
+        first_experts_.push_back((*stack)->experts.front());
+      }
+    }
+  }
+
+  GateParameters parameters;
+  // Overrides, or empty for the weights' own: those of gate and then of up [2, experts, I], and of
+  // down [experts, N].
+  std::vector<float> gate_up_bias, down_bias;
 
   absl::string_view name() const override { return "GatedMlp"; }
   absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
     return first_experts_;
   }
-  // Same three stacks, element types, activation function, top_k, asked-for path, and whether rows
-  // are summed.
-  batching::BatchKey merge_key() const override {
-    return {
-        .subject = &Here(*gate_), .variant = variant(), .further = {&Here(*up_), &Here(*down_)}};
+  int64_t bytes() const override {
+    return RoutedWork::bytes() +
+           static_cast<int64_t>((gate_up_bias.size() + down_bias.size()) * sizeof(float));
   }
+  int64_t cost() const override;
+  // Same stacks, element types, activation function with its constants, top_k, asked-for path, and
+  // whether rows are summed and a shared expert is gated. A bias of the request's own keeps it
+  // alone.
+  batching::BatchKey merge_key() const override;
   bool partitioned() const override;
   // By experts; or tensor parallel: each device has some columns of gate and of up and the same
   // rows of down, and the partial sums of a token are added in the order of the devices.
@@ -115,24 +133,38 @@ class GatedMlpWork final : public RoutedWork {
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:
-  const WeightShape& first() const override { return Here(*gate_).shape; }
-  const WeightShape& last() const override { return Here(*down_).shape; }
-  int64_t experts() const override { return static_cast<int64_t>(gate_->experts.size()); }
-  double row_cost() const override {
-    const WeightShape& in = first();
-    return static_cast<double>(in.n) * static_cast<double>(2 * in.k + last().n);
-  }
+  const WeightShape& first() const override { return Here(*mlp_.gate).shape; }
+  const WeightShape& last() const override { return Here(*mlp_.down).shape; }
+  int64_t experts() const override { return static_cast<int64_t>(mlp_.gate->experts.size()); }
+  double row_cost() const override { return RowCost(mlp_); }
   bool MayNarrow(int64_t rows) const override;
   absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                        ExecutionReport* report) const override;
 
  private:
-  absl::Status CheckPartitionedAlike() const;
+  double RowCost(const Stacks& stacks) const {
+    const WeightShape& in = Here(*stacks.gate).shape;
+    return static_cast<double>(in.n) * static_cast<double>(2 * in.k + Here(*stacks.down).shape.n);
+  }
+  // `begin`: of the three in first_experts_.
+  absl::Status CheckPartitionedAlike(size_t begin) const;
+  // Each part of the experts has a part of the shared expert beside it.
+  absl::Status CheckSharedPartitioned() const;
+  // The shared expert as a work of its own, or null: FP32 rows, times their gate.
+  std::unique_ptr<GatedMlpWork> MakeSharedPart() const;
   // MayNarrow, and kernels take such rows: gate and up, and the rows that are combined, then have
   // 16 bits, as x and y have.
   bool Narrows(const RoutedTokens& routed, ExpertProduct product) const;
-  // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of
-  // gate, then those of up. `sums_factor`: what the sums of `down` are to be multiplied by.
+  // Enqueues gate and up of `product`, which has all but the stacks and y, and GateFloat of them.
+  // `product` then is that of down without y. `sums_factor`: what the sums of down are to be
+  // multiplied by.
+  absl::Status RunToDown(Lane& lane, const Stacks& stacks, DType dtype, float sums_factor,
+                         ExpertProduct* product, ExecutionReport* report) const;
+  // Enqueues the shared expert of all tokens; returns its rows, FP32 [tokens, N].
+  absl::StatusOr<const float*> RunShared(Lane& lane, const ConstMatrixView& tokens,
+                                         ExecutionReport* report) const;
+  // Enqueues GateFloat(gate, up), and makes it the activations of `down`. `both`: the rows of
+  // gate, then those of up.
   absl::Status MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
                             ExpertProduct* down) const;
 
@@ -140,9 +172,9 @@ class GatedMlpWork final : public RoutedWork {
     return *stack.experts.front()->parts[part].weight;
   }
 
-  std::shared_ptr<const model::WeightStack> gate_, up_, down_;
+  Stacks mlp_, shared_;
   // The first of each stack; all experts of a stack are on the same devices.
-  std::array<std::shared_ptr<const model::PlacedWeight>, 3> first_experts_;
+  absl::InlinedVector<std::shared_ptr<const model::PlacedWeight>, 6> first_experts_;
 };
 
 }  // namespace awqd::engine

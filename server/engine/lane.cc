@@ -11,6 +11,15 @@
 
 namespace awqd::engine {
 
+namespace {
+
+// The alignment that kernels expect of what a lane returns.
+constexpr int64_t kAlign = 256;
+
+bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlign == 0; }
+
+}  // namespace
+
 int64_t CountRows(absl::Span<const RowPiece> pieces) {
   int64_t rows = 0;
   for (const RowPiece& piece : pieces) rows += piece.rows;
@@ -74,32 +83,40 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
   // A piece of this size and more is copied to the device by itself. Smaller ones share a copy,
   // because starting a copy costs as much as gathering this many bytes.
   constexpr int64_t kOwnCopyBytes = 64 << 10;
-  const auto is_large = [&](const RowPiece& piece) {
-    return pieces.size() == 1 || piece.rows * row_bytes >= kOwnCopyBytes;
+  const auto is_small = [&](const RowPiece& piece) {
+    return pieces.size() > 1 && piece.device == nullptr && piece.rows * row_bytes < kOwnCopyBytes;
   };
   int64_t small_bytes = 0;
   for (const RowPiece& piece : pieces) {
-    if (!is_large(piece)) small_bytes += piece.rows * row_bytes;
+    if (is_small(piece)) small_bytes += piece.rows * row_bytes;
   }
   AWQD_ASSIGN_OR_RETURN(char* pinned, GrowBuffer(&x_staging_, MemoryKind::kStaging, small_bytes));
+  std::vector<CopyPiece> of_devices;
   for (size_t i = 0; i < pieces.size();) {
     size_t end = i + 1;
     const char* source = pieces[i].data;
-    if (!is_large(pieces[i])) {
-      while (end < pieces.size() && !is_large(pieces[end])) ++end;
+    if (is_small(pieces[i])) {
+      while (end < pieces.size() && is_small(pieces[end])) ++end;
       source = pinned;
       pinned = Concatenate(pieces.subspan(i, end - i), row_bytes, pinned);
     }
     const int64_t bytes = CountRows(pieces.subspan(i, end - i)) * row_bytes;
-    AWQD_RETURN_IF_ERROR(device_->CopyToDevice(target, source, bytes, stream_->view()));
+    if (const Device* const device = pieces[i].device) {
+      of_devices.push_back({target, source, bytes, device != device_});
+    } else {
+      AWQD_RETURN_IF_ERROR(device_->CopyToDevice(target, source, bytes, stream_->view()));
+    }
     target += bytes;
     i = end;
   }
-  return absl::OkStatus();
+  return of_devices.empty() ? absl::OkStatus() : device_->CopyPieces(of_devices, stream_->view());
 }
 
 absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
-  if (direct_ && pieces.size() == 1) return pieces[0].data;
+  if (pieces.size() == 1 &&
+      (direct_ || (pieces[0].device == device_ && IsAligned(pieces[0].data)))) {
+    return pieces[0].data;
+  }
   const absl::Time begin = absl::Now();
   const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
   const int64_t bytes = CountRows(pieces) * row_bytes;
@@ -113,18 +130,35 @@ absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, 
   return target;
 }
 
+void* Lane::FindPlace(void* host, int64_t bytes) const {
+  if (direct_) return host;
+  char* const begin = static_cast<char*>(host);
+  bool on_host = true;
+  for (const DeviceOutput& part : outputs_) {
+    if (begin + bytes <= part.begin || begin >= part.begin + part.output.size()) continue;
+    on_host = false;
+    const bool all = begin >= part.begin && begin + bytes <= part.begin + part.output.size();
+    char* const place = part.output.data() + (begin - part.begin);
+    if (all && part.output.device() == device_ && IsAligned(place)) return place;
+  }
+  constexpr int64_t kSmall = 64 << 10;
+  return on_host && bytes <= kSmall && IsAligned(host) ? host : nullptr;
+}
+
 absl::StatusOr<Lane::Targets> Lane::AllocateResults(absl::Span<const ResultPiece> pieces) {
-  constexpr int64_t kAlign = 256;
   int64_t bytes = 0;
-  for (const ResultPiece& piece : pieces) bytes += RoundUp(piece.bytes, kAlign);
+  for (const ResultPiece& piece : pieces) {
+    if (FindPlace(piece.data, piece.bytes) == nullptr) bytes += RoundUp(piece.bytes, kAlign);
+  }
   char* next = nullptr;
-  if (!direct_) {
+  if (bytes > 0) {
     AWQD_ASSIGN_OR_RETURN(next, GrowBuffer(&y_device_, MemoryKind::kDevice, bytes));
   }
   Targets out;
   for (const ResultPiece& piece : pieces) {
-    out.push_back(direct_ ? piece.data : next);
-    if (!direct_) next += RoundUp(piece.bytes, kAlign);
+    void* const place = FindPlace(piece.data, piece.bytes);
+    out.push_back(place == nullptr ? next : place);
+    if (place == nullptr) next += RoundUp(piece.bytes, kAlign);
   }
   return out;
 }
@@ -134,10 +168,37 @@ absl::Status Lane::Fetch(void* host, const void* target, int64_t bytes) {
   return Fetch({&piece, 1}, {const_cast<void*>(target)});
 }
 
+absl::Status Lane::FetchPiece(const ResultPiece& piece, const char* from,
+                              std::vector<CopyPiece>* to_devices) {
+  const auto copy_to_host = [&](char* begin, char* end) -> absl::Status {
+    const char* const source = from + (begin - piece.data);
+    if (begin >= end || source == begin) return absl::OkStatus();
+    return device_->CopyToHost(begin, source, end - begin, stream_->view());
+  };
+  char* next = piece.data;  // the first byte that is in no part yet
+  char* const end = piece.data + piece.bytes;
+  for (const DeviceOutput& part : outputs_) {
+    char* const begin = std::max(next, part.begin);
+    char* const part_end = std::min(end, part.begin + part.output.size());
+    if (begin >= part_end) continue;
+    AWQD_RETURN_IF_ERROR(copy_to_host(next, begin));
+    char* const to = part.output.data() + (begin - part.begin);
+    const char* const source = from + (begin - piece.data);
+    if (to != source) {
+      to_devices->push_back({to, source, part_end - begin, part.output.device() != device_});
+    }
+    next = part_end;
+  }
+  return copy_to_host(next, end);
+}
+
 absl::Status Lane::Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets) {
-  for (size_t i = 0; i < pieces.size() && !direct_; ++i) {
-    AWQD_RETURN_IF_ERROR(
-        device_->CopyToHost(pieces[i].data, targets[i], pieces[i].bytes, stream_->view()));
+  std::vector<CopyPiece> to_devices;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    AWQD_RETURN_IF_ERROR(FetchPiece(pieces[i], static_cast<const char*>(targets[i]), &to_devices));
+  }
+  if (!to_devices.empty()) {
+    AWQD_RETURN_IF_ERROR(device_->CopyPieces(to_devices, stream_->view()));
   }
   uploads_used_ = 0;
   return stream_->Synchronize();

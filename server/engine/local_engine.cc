@@ -92,6 +92,33 @@ absl::StatusOr<batching::Batch> MakeZeroBatch(
   return batch;
 }
 
+// Those works of a batch whose results go to memory of devices. `results`: of the whole batch.
+std::vector<DeviceOutput> OutputsOf(const batching::Batch& batch, char* results) {
+  std::vector<DeviceOutput> out;
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const Work& work = AsWork(task);
+    if (work.output.device() != nullptr) out.push_back({results, work.output});
+    results += work.result_bytes();
+  }
+  return out;
+}
+
+absl::Status WaitUntilReady(const Lane& lane, const batching::Batch& batch) {
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const Work& work = AsWork(task);
+    if (work.ready != nullptr) AWQD_RETURN_IF_ERROR(work.ready->Wait(lane.stream()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecordFinished(const Lane& lane, const batching::Batch& batch) {
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const Work& work = AsWork(task);
+    if (work.finished != nullptr) AWQD_RETURN_IF_ERROR(work.finished->Record(lane.stream()));
+  }
+  return absl::OkStatus();
+}
+
 // Cancels a queued work; the function of a TaskHandle.
 struct CancelQueued {
   std::weak_ptr<batching::BatchScheduler> scheduler;
@@ -296,9 +323,10 @@ class LocalEngine final : public Engine {
     std::vector<Payload> parts(batch.tasks.size());
     int64_t next = 0;
     for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
-      const int64_t bytes = AsWork(batch.tasks[i]).result_bytes();
-      parts[i] = results.Slice(next, bytes);
-      next += bytes;
+      const Work& work = AsWork(batch.tasks[i]);
+      parts[i] =
+          work.output.device() != nullptr ? work.output : results.Slice(next, work.result_bytes());
+      next += work.result_bytes();
     }
     results = Payload();  // the answers own it from here on
     pool_.ParallelFor(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
@@ -320,12 +348,22 @@ class LocalEngine final : public Engine {
 
   absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
                    ExecutionReport* report) {
-    int64_t bytes = 0;
-    for (const std::unique_ptr<batching::Task>& task : batch.tasks)
-      bytes += AsWork(task).result_bytes();
-    AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
-    absl::Status status = AsWork(batch.tasks.front()).Run(lane, batch, results->data(), report);
+    const Work& first = AsWork(batch.tasks.front());
+    if (batch.tasks.size() == 1 && first.output.device() != nullptr) {
+      *results = first.output;
+    } else {
+      int64_t bytes = 0;
+      for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+        bytes += AsWork(task).result_bytes();
+      }
+      AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
+    }
+    lane.SetOutputs(OutputsOf(batch, results->data()));
+    absl::Status status = WaitUntilReady(lane, batch);
+    if (status.ok()) status = first.Run(lane, batch, results->data(), report);
+    if (status.ok()) status = RecordFinished(lane, batch);
     if (!status.ok()) lane.DiscardWork();
+    lane.SetOutputs({});  // nothing keeps callers' memory from here on
     return status;
   }
 

@@ -113,7 +113,7 @@ absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* res
   std::vector<float> all_scales;
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const auto& work = static_cast<const MatmulWork&>(*task);
-    pieces.push_back({work.x.data(), work.rows});
+    pieces.push_back({work.x.data(), work.rows, work.x.device()});
     work.AppendScales(&all_scales);
   }
   // Without tokens too the kernel is chosen by whether there are scales.
@@ -125,7 +125,7 @@ absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* res
   const int64_t x_row = here().shape.k * SizeOf(x_dtype);
   const int64_t y_row = here().shape.n * SizeOf(out_dtype);
   return RunInSteps(rows, lane.max_rows(), [&](int64_t row, int64_t count) {
-    const RowPiece piece{x.data() + row * x_row, count};
+    const RowPiece piece{x.data() + row * x_row, count, x.device()};
     const auto scales = absl::MakeConstSpan(all_scales);
     const auto own = scales.empty() ? scales : scales.subspan(row, count);
     return Multiply(lane, {&piece, 1}, own, taken, result + row * y_row, report);
@@ -190,24 +190,29 @@ absl::StatusOr<WorkPartition> DequantizeWork::Partition(StagingPool& /*staging*/
   return out;
 }
 
+bool DequantizeWork::accesses_devices() const {
+  return !partitioned() && !weight->parts[part].weight->transforms_input();
+}
+
 absl::Status DequantizeWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
                                  ExecutionReport* report) const {
-  if (weight->parts[part].weight->factor() != nullptr) return RunWithFactor(lane, result, report);
-  AWQD_ASSIGN_OR_RETURN(const KernelRow* ran, Decode(lane, out_dtype, row_begin, rows, result));
+  if (weight->parts[part].weight->transforms_input()) return RunTransformed(lane, result, report);
+  AWQD_ASSIGN_OR_RETURN(const KernelRow* ran,
+                        Decode(lane, out_dtype, {row_begin, rows, col_begin, cols}, result));
   AddKernel(ran, report);
   return absl::OkStatus();
 }
 
-absl::StatusOr<const KernelRow*> DequantizeWork::Decode(Lane& lane, DType dtype, int64_t begin,
-                                                        int64_t count, void* host) const {
-  const int64_t bytes = count * cols * SizeOf(dtype);
+absl::StatusOr<const KernelRow*> DequantizeWork::Decode(Lane& lane, DType dtype, const Block& block,
+                                                        void* host) const {
+  const int64_t bytes = block.rows * block.cols * SizeOf(dtype);
   AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(host, bytes));
   DequantizeArgs args;
   args.weight = weight->parts[part].weight.get();
-  args.out = {target, dtype, count, cols};
-  args.row_begin = begin;
-  args.col_begin = col_begin;
-  const int64_t scratch = DequantizeWorkspaceBytes(*args.weight, cols, dtype);
+  args.out = {target, dtype, block.rows, block.cols};
+  args.row_begin = block.row_begin;
+  args.col_begin = block.col_begin;
+  const int64_t scratch = DequantizeWorkspaceBytes(*args.weight, block.cols, dtype);
   AWQD_ASSIGN_OR_RETURN(void* workspace, lane.AllocateWorkspace(scratch));
   const KernelRow* ran = nullptr;
   AWQD_RETURN_IF_ERROR(awqd::Dequantize(args, workspace, lane.stream(), &ran));
@@ -215,33 +220,47 @@ absl::StatusOr<const KernelRow*> DequantizeWork::Decode(Lane& lane, DType dtype,
   return ran;
 }
 
-// Kernels decode the weight that activations times the factor are multiplied by. Some rows at a
-// time, so that their FP32 numbers stay small beside the result.
-absl::Status DequantizeWork::RunWithFactor(Lane& lane, char* result,
-                                           ExecutionReport* report) const {
-  constexpr int64_t kBlockElements = 1 << 20;
+// Kernels decode the weight that activations are multiplied by after the factor and the transform.
+// Some rows at a time, whole blocks of the transform, so that their FP32 numbers stay small beside
+// the result; where blocks are long, some columns too.
+absl::Status DequantizeWork::RunTransformed(Lane& lane, char* result,
+                                            ExecutionReport* report) const {
+  constexpr int64_t kBlockElements = 1 << 20, kFewColumns = 64;
+  constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
   const DeviceWeight& one = *weight->parts[part].weight;
   std::vector<float> fetched;
   const float* factor = one.factor();
-  if (!one.device->host_addressable()) {
+  if (factor != nullptr && !one.device->host_addressable()) {
     fetched.resize(one.shape.k);
-    AWQD_RETURN_IF_ERROR(one.device->CopyToHost(
-        fetched.data(), factor, one.shape.k * static_cast<int64_t>(sizeof(float)), lane.stream()));
+    AWQD_RETURN_IF_ERROR(
+        one.device->CopyToHost(fetched.data(), factor, one.shape.k * kFloatBytes, lane.stream()));
     factor = fetched.data();  // there with the first block
   }
-  const int64_t most = std::max<int64_t>(1, kBlockElements / std::max<int64_t>(1, cols));
-  std::vector<float> block;
-  for (int64_t row = 0; row < rows || row == 0; row += most) {
-    const int64_t count = std::min(most, rows - row);
-    block.resize(count * cols);
-    AWQD_ASSIGN_OR_RETURN(const KernelRow* ran,
-                          Decode(lane, DType::kFp32, row_begin + row, count, block.data()));
-    if (row == 0) AddKernel(ran, report);
-    for (int64_t i = 0; i < count; ++i) {
-      const float multiplier = factor[row_begin + row + i];
-      for (int64_t col = 0; col < cols; ++col) {
-        const float product = block[i * cols + col] * multiplier;
-        StoreElement(result, out_dtype, (row + i) * cols + col, product);
+  const int64_t unit = std::max<int64_t>(1, one.hadamard.size);
+  const int64_t width =
+      std::max<int64_t>(1, std::min(cols, std::max(kFewColumns, kBlockElements / unit)));
+  const int64_t most = std::max<int64_t>(1, kBlockElements / width / unit) * unit;
+  const int64_t first = row_begin / unit * unit, end = RoundUp(row_begin + rows, unit);
+  AWQD_ASSIGN_OR_RETURN(const Payload staged,
+                        lane.staging().Get(std::min(most, end - first) * width * kFloatBytes));
+  auto* const block = reinterpret_cast<float*>(staged.data());
+  for (int64_t row = first; row < end || row == first; row += most) {
+    const int64_t count = std::min(most, end - row);
+    for (int64_t col = 0; col < cols || col == 0; col += width) {
+      const int64_t some = std::min(width, cols - col);
+      AWQD_ASSIGN_OR_RETURN(
+          const KernelRow* ran,
+          Decode(lane, DType::kFp32, {row, count, col_begin + col, some}, staged.data()));
+      if (row == first && col == 0) AddKernel(ran, report);
+      for (int64_t i = 0; i < count && one.hadamard.size > 0; i += unit) {
+        TransformBlock(one.hadamard, block + i * some, some);
+      }
+      for (int64_t i = std::max(row, row_begin); i < std::min(row + count, row_begin + rows); ++i) {
+        const float multiplier = factor == nullptr ? 1 : factor[i];
+        for (int64_t c = 0; c < some; ++c) {
+          const float product = block[(i - row) * some + c] * multiplier;
+          StoreElement(result, out_dtype, (i - row_begin) * cols + col + c, product);
+        }
       }
     }
   }

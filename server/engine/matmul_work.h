@@ -46,6 +46,7 @@ class MatmulWork final : public Work {
     return x.size() + static_cast<int64_t>((bias.size() + scales.size()) * sizeof(float));
   }
   int64_t result_bytes() const override { return rows * here().shape.n * SizeOf(out_dtype); }
+  bool accesses_devices() const override { return !partitioned(); }
   int64_t cost() const override;
   // Same weight, element types, activation function, quantisation and asked-for path; scales may
   // differ, because in a batch every token has its own. A bias of the request's own keeps it alone.
@@ -70,8 +71,8 @@ class MatmulWork final : public Work {
   void AppendScales(std::vector<float>* out) const;
 };
 
-// out[rows, cols] of the W that activations are multiplied by as they are sent: a weight's factor is
-// in it. Never merges; it has no rows of activations, so no tokens.
+// out[rows, cols] of the W that activations are multiplied by as they are sent: a weight's factor
+// and transform are in it. Never merges; it has no rows of activations, so no tokens.
 class DequantizeWork final : public Work {
  public:
   std::shared_ptr<const model::PlacedWeight> weight;
@@ -86,6 +87,8 @@ class DequantizeWork final : public Work {
   int64_t tokens() const override { return 0; }
   int64_t bytes() const override { return 0; }
   int64_t result_bytes() const override { return rows * cols * SizeOf(out_dtype); }
+  // A factor and a transform of activations change decoded weights on the host.
+  bool accesses_devices() const override;
   // A row costs about as much to decode as to multiply.
   int64_t load() const override { return rows; }
   // By columns or by rows, as the weight is.
@@ -94,10 +97,14 @@ class DequantizeWork final : public Work {
                    ExecutionReport* report) const override;
 
  private:
-  // Decodes rows [begin, begin + count) without the factor into host memory. Returns the kernel.
-  absl::StatusOr<const KernelRow*> Decode(Lane& lane, DType dtype, int64_t begin, int64_t count,
+  struct Block {
+    int64_t row_begin = 0, rows = 0;
+    int64_t col_begin = 0, cols = 0;
+  };
+  // Decodes a block as it is stored into host memory. Returns the kernel.
+  absl::StatusOr<const KernelRow*> Decode(Lane& lane, DType dtype, const Block& block,
                                           void* host) const;
-  absl::Status RunWithFactor(Lane& lane, char* result, ExecutionReport* report) const;
+  absl::Status RunTransformed(Lane& lane, char* result, ExecutionReport* report) const;
 };
 
 // --- The product as a step: from device memory to device memory ---

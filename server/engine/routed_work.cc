@@ -16,7 +16,7 @@ namespace awqd::engine {
 namespace {
 
 // A buffer of a lane that lasts from step to step (Lane::AllocateScratch). Those of a work follow.
-constexpr size_t kSortedSlot = 0, kFactorsSlot = 5;
+constexpr size_t kSortedSlot = 0, kFactorsSlot = 5, kSharedWeightsSlot = 6;
 
 // The choices of one shard.
 struct ShardChoices {
@@ -55,6 +55,24 @@ absl::StatusOr<Payload> CopyRows(const Payload& x, int64_t rows, absl::Span<cons
   return out;
 }
 
+// Each token gets one more term, of weight 1: the rows of one more part, in the order of the tokens.
+void AddSharedTerms(Reduction* reduction, RowPlaces* places) {
+  const int64_t top_k = reduction->terms++;
+  std::vector<float> weights;
+  std::vector<int32_t> of_shared;
+  for (int64_t token = 0; token < reduction->count; ++token) {
+    const auto own = reduction->weights.begin() + token * top_k;
+    weights.insert(weights.end(), own, own + top_k);
+    of_shared.push_back(static_cast<int32_t>(weights.size()));
+    weights.push_back(1);
+  }
+  reduction->weights = std::move(weights);
+  for (std::vector<int32_t>& part : *places) {
+    for (int32_t& place : part) place += static_cast<int32_t>(place / top_k);
+  }
+  places->push_back(std::move(of_shared));
+}
+
 }  // namespace
 
 // Counting sort: stable, so that the rows of an expert keep the tokens' order.
@@ -89,13 +107,15 @@ struct RoutedWork::Piece {
   const int32_t* tokens = nullptr;  // of each choice, or null
   int32_t first_token = 0;          // the number in `tokens` of x's first row
   const float* weights = nullptr;
+  absl::Span<const float> shared_expert_gate;
 };
 
 uint64_t RoutedWork::variant() const {
   const uint64_t asked = path.has_value() ? 1 + static_cast<uint64_t>(*path) : 0;
   // A part never merges with a work that has all choices of its tokens.
   const auto choices_each = static_cast<uint64_t>(choice_tokens.empty() ? top_k : 0);
-  return choices_each << 32 | uint64_t{of_experts} << 25 | uint64_t{summed} << 24 | asked << 20 |
+  return choices_each << 32 | uint64_t{!shared_expert_gate.empty()} << 26 |
+         uint64_t{of_experts} << 25 | uint64_t{summed} << 24 | asked << 20 |
          static_cast<uint64_t>(activation) << 16 | static_cast<uint64_t>(x_dtype) << 8 |
          static_cast<uint64_t>(out_dtype);
 }
@@ -106,11 +126,12 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
   pieces.reserve(batch.tasks.size());
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const auto& work = static_cast<const RoutedWork&>(*task);
-    pieces.push_back({.x = {work.x.data(), work.rows},
+    pieces.push_back({.x = {work.x.data(), work.rows, work.x.device()},
                       .choices = work.choices(),
                       .ids = work.ids.data(),
                       .tokens = work.choice_tokens.empty() ? nullptr : work.choice_tokens.data(),
-                      .weights = work.router_weights.data()});
+                      .weights = work.router_weights.data(),
+                      .shared_expert_gate = work.shared_expert_gate});
   }
   if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
     return RunPieces(lane, pieces, result, report);
@@ -126,9 +147,10 @@ absl::Status RoutedWork::RunWorkInSteps(Lane& lane, char* y, ExecutionReport* re
   return RunInSteps(choices() / top_k, most, [&](int64_t begin, int64_t count) {
     const int64_t first_token = whole ? begin : choice_tokens[begin];
     const int64_t last_token = whole ? begin + count - 1 : choice_tokens[begin + count - 1];
-    Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
+    Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1, x.device()},
                    .choices = count * top_k,
-                   .first_token = static_cast<int32_t>(first_token)};
+                   .first_token = static_cast<int32_t>(first_token),
+                   .shared_expert_gate = shared_expert_gate};
     if (of_experts) piece.ids = ids.data() + begin * top_k;
     if (!whole) piece.tokens = choice_tokens.data() + begin;
     if (summed) piece.weights = router_weights.data() + begin * top_k;
@@ -156,7 +178,8 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   const int64_t k = first().k, count = CountRows(x_pieces), row_bytes = k * SizeOf(x_dtype);
   if (count == 0) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.GatherRows(x_pieces, row_bytes));
-  RoutedTokens routed = {.x = {tokens, x_dtype, count, k}};
+  RoutedTokens routed = {.x = {tokens, x_dtype, count, k}, .tokens = {tokens, x_dtype, count, k}};
+  if (!shared_expert_gate.empty()) AWQD_RETURN_IF_ERROR(GateShared(lane, pieces, &routed));
   if (!of_experts) {
     routed.ends = {&count, 1};
     return Compute(lane, routed, y, report);
@@ -188,8 +211,33 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   return Compute(lane, routed, y, report);
 }
 
+// The gates of a batch are mostly one: that of the layer.
+absl::Status RoutedWork::GateShared(Lane& lane, absl::Span<const Piece> pieces,
+                                    RoutedTokens* routed) const {
+  std::vector<float> gates;
+  std::vector<int32_t> which;
+  absl::Span<const float> last;
+  int32_t number = -1;
+  for (const Piece& piece : pieces) {
+    if (piece.shared_expert_gate != last) {
+      last = piece.shared_expert_gate;
+      gates.insert(gates.end(), last.begin(), last.end());
+      ++number;
+    }
+    which.insert(which.end(), piece.x.rows, number);
+  }
+  TokenGateArgs args = {.x = routed->tokens};
+  AWQD_ASSIGN_OR_RETURN(args.gates, lane.Upload(gates));
+  AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(which.data(), which.size() * 4));
+  args.which = static_cast<const int32_t*>(there);  // read before this returns on the CPU
+  AWQD_ASSIGN_OR_RETURN(void* out, lane.AllocateScratch(kSharedWeightsSlot, which.size() * 4));
+  routed->shared_weights = args.out = static_cast<float*>(out);
+  return GateTokens(args, step_device(), lane.stream());
+}
+
 absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed,
-                                         const MatrixView& sums, char* y) const {
+                                         const MatrixView& sums, const float* shared,
+                                         char* y) const {
   const int64_t terms = routed.weights == nullptr ? 1 : top_k;
   const int64_t count = routed.x.rows / terms;
   const int64_t y_bytes = count * last().n * SizeOf(out_dtype);
@@ -202,26 +250,29 @@ absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed,
                                     .terms = terms,
                                     .y = target,
                                     .y_dtype = out_dtype,
-                                    .in_dtype = sums.dtype},
+                                    .in_dtype = sums.dtype,
+                                    .added = shared,
+                                    .added_weights = routed.shared_weights},
                                    step_device(), lane.stream()));
   return lane.Fetch(y, target, y_bytes);
 }
 
 absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
     const model::WeightStack& stack, StagingPool& staging,
-    absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const {
+    absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make,
+    std::unique_ptr<RoutedWork> shared) const {
   const int64_t row_bytes = last().n * SizeOf(out_dtype);
   WorkPartition out;
   out.bytes = y_rows() * row_bytes;
   std::vector<ShardChoices> shards = DistributeChoices(stack, ids, top_k);
-  std::vector<std::vector<int32_t>> places;
+  RowPlaces places;
   for (size_t i = 0; i < shards.size(); ++i) {
     ShardChoices& mine = shards[i];
     const bool all = mine.ids.size() == ids.size();
     if (mine.ids.empty() && !(all && i == 0)) continue;  // no choices at all still get an answer
     std::unique_ptr<RoutedWork> part = make(i);
     part->ids = std::move(mine.ids);
-    if (all) {  // where they are summed as well
+    if (all && (shared == nullptr || ids.empty())) {  // where they are summed as well
       part->x = x;
       part->router_weights = router_weights;
       out.parts.push_back(std::move(part));
@@ -241,11 +292,13 @@ absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
     out.reassembler = ReassembleRows(row_bytes, std::move(places));
     return out;
   }
-  const Reduction reduction = {.count = rows,
-                               .cols = last().n,
-                               .terms = top_k,
-                               .weights = router_weights,
-                               .y_dtype = out_dtype};
+  Reduction reduction = {.count = rows,
+                         .cols = last().n,
+                         .terms = top_k,
+                         .weights = router_weights,
+                         .y_dtype = out_dtype};
+  if (shared != nullptr) AddSharedTerms(&reduction, &places);
+  if (shared != nullptr) out.parts.push_back(std::move(shared));
   out.reassembler = ReassembleExpertRows(reduction, std::move(places));
   return out;
 }

@@ -33,6 +33,9 @@ struct RoutedTokens {
   absl::Span<const int64_t> ends;  // of each expert's rows
   const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
   const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
+  ConstMatrixView tokens;          // [tokens, K], x in the order of the tokens
+  // FP32 [tokens]: the weight of the shared expert's row; null: 1.
+  const float* shared_weights = nullptr;
   const float* factors =
       nullptr;  // FP32 [rows], kNarrowFactor; null: not FP16, or MayNarrow is false
 };
@@ -54,7 +57,9 @@ class RoutedWork : public Work {
   // top_k is 1, and nothing is summed. Empty: choice i is of token i / top_k.
   std::vector<int32_t> choice_tokens;
   std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
-  std::optional<Path> path;           // none: the token-count policy decides, for each expert
+  // [K]: the shared expert's row of a token is multiplied by sigmoid(x . gate). Empty: by 1.
+  std::vector<float> shared_expert_gate;
+  std::optional<Path> path;  // none: the token-count policy decides, for each expert
   ActivationFunction activation = ActivationFunction::kNone;
 
   int64_t choices() const {
@@ -62,10 +67,12 @@ class RoutedWork : public Work {
   }
   int64_t tokens() const override { return choices(); }
   int64_t bytes() const override {
-    return x.size() +
-           static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size()) * 4);
+    return x.size() + static_cast<int64_t>((ids.size() + choice_tokens.size() +
+                                            router_weights.size() + shared_expert_gate.size()) *
+                                           4);
   }
   int64_t result_bytes() const override { return y_rows() * last().n * SizeOf(out_dtype); }
+  bool accesses_devices() const override { return !partitioned(); }
   int64_t cost() const override {
     return CostOfMultiplications(static_cast<double>(tokens()) * row_cost());
   }
@@ -88,28 +95,33 @@ class RoutedWork : public Work {
   // Whether so many rows may have 16 bits between products (kNarrowRows).
   virtual bool MayNarrow(int64_t /*rows*/) const { return false; }
 
-  // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
+  // Enqueues everything, from these tokens to `y`, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                ExecutionReport* report) const = 0;
 
   // Partitions by the shards of an expert-parallel stack: each choice goes to the device that has
-  // its expert. `make` makes a copy of this work on one of the shards.
+  // its expert. `make` makes a copy of this work on one of the shards. `shared`: another part, whose
+  // rows, FP32 [rows, N], are added to the sums; null: none.
   absl::StatusOr<WorkPartition> PartitionExperts(
       const model::WeightStack& stack, StagingPool& staging,
-      absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const;
+      absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make,
+      std::unique_ptr<RoutedWork> shared = nullptr) const;
 
   // The device that holds the weights, for steps between their products.
   Device& step_device() const { return *weights().front()->parts[part].weight->device; }
 
-  // The last step: combines rows [rows, N] of the last product into y, and fetches it.
+  // The last step: combines rows [rows, N] of the last product into y, and fetches it. `shared`:
+  // FP32 [tokens, N], the shared expert's rows, or null.
   absl::Status CombineAndFetch(Lane& lane, const RoutedTokens& routed, const MatrixView& sums,
-                               char* y) const;
+                               const float* shared, char* y) const;
 
  private:
   struct Piece;
 
   absl::Status RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
                          ExecutionReport* report) const;
+  // Enqueues the weights of the shared expert's rows.
+  absl::Status GateShared(Lane& lane, absl::Span<const Piece> pieces, RoutedTokens* routed) const;
   // This work alone, some rows at a time, so that the lane's buffers stay bounded.
   absl::Status RunWorkInSteps(Lane& lane, char* y, ExecutionReport* report) const;
 };

@@ -20,26 +20,38 @@
 
 namespace awqd::engine {
 
-// Bytes in host memory and a share in whatever keeps them alive. Cheap to copy; copies and slices
-// see the same bytes. The last one gives a pooled buffer back, on any thread, also after its pool
-// is gone.
+// Bytes in memory and a share in whatever keeps them alive. Cheap to copy; copies and slices see
+// the same bytes. The last one gives a pooled buffer back, on any thread, also after its pool is
+// gone.
 class Payload {
  public:
   Payload() = default;
   // `owner` keeps `data` alive.
   Payload(std::shared_ptr<const void> owner, char* data, int64_t size)
       : Payload(std::move(owner), data, size, size) {}
+  // Memory of `device`, which another process shares.
+  Payload(std::shared_ptr<const void> owner, char* data, int64_t size, const Device* device)
+      : Payload(std::move(owner), data, size, size) {
+    device_ = device;
+  }
 
   char* data() const { return data_; }
+  // The device whose memory it is; null for host memory.
+  const Device* device() const { return device_; }
   int64_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  bool Overlaps(const Payload& other) const {
+    return data_ < other.data_ + other.size_ && other.data_ < data_ + size_;
+  }
   // Bytes that it keeps alive: those of the payload that it is a slice of.
   int64_t kept_size() const { return kept_size_; }
   absl::string_view view() const { return {data_, static_cast<size_t>(size_)}; }
 
   // Bytes [offset, offset + size), which must lie within this payload.
   Payload Slice(int64_t offset, int64_t size) const {
-    return {owner_, data_ + offset, size, kept_size_};
+    Payload out(owner_, data_ + offset, size, kept_size_);
+    out.device_ = device_;
+    return out;
   }
 
  private:
@@ -47,6 +59,7 @@ class Payload {
       : owner_(std::move(owner)), data_(data), size_(size), kept_size_(kept_size) {}
 
   std::shared_ptr<const void> owner_;
+  const Device* device_ = nullptr;
   char* data_ = nullptr;
   int64_t size_ = 0;
   int64_t kept_size_ = 0;

@@ -11,7 +11,6 @@
 #include "absl/time/time.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "kernels/plan/plan.h"
 
 namespace awqd::engine {
 namespace {
@@ -70,7 +69,9 @@ std::string ThresholdTable::MakeKey(const DeviceWeight& weight) {
 }
 
 int64_t ThresholdTable::FindThreshold(const DeviceWeight& weight) const {
-  if (threshold_ == kByKernel) return FusedReplacesDense(weight.plan, kDefault) ? kNever : kDefault;
+  if (threshold_ == kByKernel) {
+    return DenseThreshold(weight.plan, weight.shape, device_->info());
+  }
   if (threshold_ != kAuto) return threshold_;
   MutexLock lock(&mu_);
   const auto it = measured_.find(MakeKey(weight));

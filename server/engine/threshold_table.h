@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <string>
 
@@ -11,6 +10,8 @@
 #include "absl/status/status.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
+#include "kernels/plan/plan.h"
+#include "kernels/registry.h"
 #include "kernels/weight.h"
 
 namespace awqd::engine {
@@ -24,15 +25,13 @@ class ThresholdTable {
  public:
   // Instead of a count: measure each shape when it is first loaded.
   static constexpr int64_t kAuto = -1;
-  // Instead of a count: kDefault, but none for weights whose fused kernel is known to be faster at
-  // any count, or as fast (KernelRow::replaces_dense). Nothing is measured, so runs on equal
-  // devices agree.
+  // Instead of a count: what was measured of the weight's fused kernel (KernelRow::dense_from), else
+  // kDefault. Nothing is measured at run time, so runs on equal devices agree.
   static constexpr int64_t kByKernel = -2;
-  // vLLM's count (AWQLinearMethod.apply, vllm PR #2566); also what weights that were never measured
-  // get under kAuto.
-  static constexpr int64_t kDefault = 256;
+  // Also what weights that were never measured get under kAuto.
+  static constexpr int64_t kDefault = kDefaultDenseFrom;
   // No batch is that large: the weight is never decoded first, unless a request asks for it.
-  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  static constexpr int64_t kNever = kNeverDense;
 
   // `threshold`: tokens, kAuto or kByKernel.
   ThresholdTable(int64_t threshold, Device* device) : threshold_(threshold), device_(device) {}

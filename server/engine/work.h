@@ -127,6 +127,16 @@ class Work : public batching::Task {
 
   virtual int64_t result_bytes() const = 0;
 
+  // Memory of a device that the result goes to, of result_bytes(); else it goes to staging memory.
+  // For a work that accesses_devices().
+  Payload output;
+  // Whether activations and the result may be memory of devices: no step of the work reads or
+  // writes them on the host.
+  virtual bool accesses_devices() const { return false; }
+  // Called before the first step that reads memory of the caller, and after the last one of the
+  // batch, if that is given.
+  std::shared_ptr<SharedEvent> ready, finished;
+
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }
 

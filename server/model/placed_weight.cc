@@ -198,8 +198,8 @@ int64_t HostBytes(const HostWeight& weight) {
   const QuantizationScheme& d = weight.scheme;
   const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
                          weight.factor.size() + weight.bias.size();
-  return weight.k * weight.row_bytes() + shape.cells() * (d.scale_bytes() + d.zero_bytes()) +
-         static_cast<int64_t>(numbers * 4);
+  return weight.code_rows() * weight.row_bytes() +
+         shape.cells() * (d.scale_bytes() + d.zero_bytes()) + static_cast<int64_t>(numbers * 4);
 }
 
 absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device) {
@@ -262,6 +262,7 @@ HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
   out.table = weight.table;
   out.order = weight.order;
   out.factor = weight.factor;
+  out.hadamard = weight.hadamard;
   const auto take_columns = [&](const std::vector<float>& part) {
     if (static_cast<int64_t>(part.size()) != weight.n) return part;
     return std::vector<float>(part.begin() + span.begin, part.begin() + span.end);
@@ -273,10 +274,11 @@ HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
 
 bool CanPartitionRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
   const int64_t group = weight.group_rows();
-  return weight.order.empty() && weight.factor.empty() &&
-         absl::c_all_of(spans, [&](const ColumnSpan& span) {
-           return group == weight.k || span.begin % group == 0;
-         });
+  // A block of vector codes stays whole, even if it is the only one.
+  const bool any = group == weight.k && weight.scheme.code != CodeKind::kVector;
+  return weight.order.empty() && !weight.transforms_input() &&
+         absl::c_all_of(spans,
+                        [&](const ColumnSpan& span) { return any || span.begin % group == 0; });
 }
 
 HostWeight CopyRows(const HostWeight& weight, ColumnSpan span) {
@@ -285,7 +287,8 @@ HostWeight CopyRows(const HostWeight& weight, ColumnSpan span) {
     const int64_t bytes = static_cast<int64_t>(part.size()) / rows;
     return std::vector<uint8_t>(part.begin() + begin * bytes, part.begin() + end * bytes);
   };
-  out.codes = take(weight.codes, weight.k, span.begin, span.end);
+  const int64_t block = weight.k / weight.code_rows();
+  out.codes = take(weight.codes, weight.code_rows(), span.begin / block, span.end / block);
   // One group of all rows stays one.
   const int64_t rows = weight.group_rows(), groups = weight.groups();
   const int64_t first = groups == 1 ? 0 : span.begin / rows;

@@ -88,7 +88,7 @@ std::vector<ColumnSpan> SplitMlp(int64_t count, int64_t parts);
 // that SplitColumns makes.
 HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span);
 
-// Whether the weight can be partitioned at these rows: it has neither an order nor a factor, and no
+// Whether the weight can be partitioned at these rows: it has no order, factor or transform, and no
 // border is within a group.
 bool CanPartitionRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans);
 

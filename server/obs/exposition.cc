@@ -356,6 +356,26 @@ class Exposition {
       connections.AddSeries({{"reason", reason}}, count);
     }
     Show(std::move(connections));
+    if (all_.rings) {
+      Show(
+          Gauge("awqd_rings", "Rings of clients on this machine, and connections that ask for one.")
+              .AddSeries({}, all_.rings->rings));
+      Show(Gauge("awqd_ring_prepared_calls", "Calls that are prepared in rings.")
+               .AddSeries({}, all_.rings->prepared_calls));
+      Show(Counter("awqd_rings_refused_total",
+                   "Rings that were refused, and those that were closed because their clients "
+                   "broke the rules.")
+               .AddSeries({{"reason", "refused"}}, all_.rings->refused)
+               .AddSeries({{"reason", "broken"}}, all_.rings->broken));
+      Show(Counter("awqd_ring_sleeps_total", "Times that the thread of the rings slept.")
+               .AddSeries({}, all_.rings->sleeps));
+    }
+    if (const auto& shared = all_.shared_device_memory) {
+      Show(Gauge("awqd_cuda_shared_memory_regions", "Regions of GPUs' memory that clients share.")
+               .AddSeries({}, shared->regions));
+      Show(Gauge("awqd_cuda_shared_memory_bytes", "Bytes of GPUs' memory that clients share.")
+               .AddSeries({}, shared->bytes));
+    }
     Family expiry = Gauge("awqd_tls_certificate_expiry_timestamp_seconds",
                           "Time since 1970 at which the server's certificate, or one of its "
                           "intermediate certificates, expires.");

@@ -83,6 +83,19 @@ struct ProcessStats {
 };
 ProcessStats ReadProcess();
 
+// The rings of clients on this machine.
+struct RingStats {
+  int64_t rings = 0, prepared_calls = 0;
+  int64_t refused = 0;  // over a limit, or without the right to
+  int64_t broken = 0;   // closed because their clients broke the rules
+  int64_t sleeps = 0;   // of the thread that polls them
+};
+
+// Memory of GPUs that clients share.
+struct SharedDeviceMemoryStats {
+  int64_t regions = 0, bytes = 0;
+};
+
 struct Snapshot {
   absl::Time time;
   std::string version;  // awqd's
@@ -99,6 +112,9 @@ struct Snapshot {
   int64_t rejected = 0;  // calls that came while the server stopped
   // Connections that were closed or refused since the start, by reason.
   std::vector<std::pair<std::string, int64_t>> refused_connections;
+  std::optional<RingStats> rings;  // none without --ring_path
+  // None without --cuda_shared_memory.
+  std::optional<SharedDeviceMemoryStats> shared_device_memory;
   std::optional<absl::Time> certificate_expiry;  // the server's; none without TLS
   int64_t queue_limit_requests = 0;
   absl::Duration loop_hold_wall, loop_hold_processor;  // the longest in the last minute

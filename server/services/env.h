@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,7 +17,9 @@
 #include "server/obs/snapshot.h"
 #include "server/repository/idle_models.h"
 #include "server/repository/model_store.h"
-#include "server/services/shared_memory.h"
+#include "server/ring/ring_server.h"
+#include "server/services/memory/regions.h"
+#include "server/services/memory/shared_memory.h"
 #include "server/services/task_queue.h"
 #include "server/transport/admission.h"
 #include "server/transport/limits.h"
@@ -33,7 +36,11 @@ struct Options {
   transport::Options transport;        // its threads are those of `rpc_threads`
   int rpc_threads = 0;                 // 0: by the cores and the device
   std::set<std::string> start_models;  // names of the models requested at start
+  bool starting = false;               // as RpcServer::SetStarting, from the first call on
   SharedMemoryOptions shared_memory;
+  // GPUs whose memory clients may share. They outlive the server.
+  std::vector<Device*> sharing_devices;
+  ring::Options ring;
   bool reflection = true;
   // How long a reflection stream may be open without asking: there are few of them for all clients.
   absl::Duration reflection_idle = absl::Seconds(30);
@@ -65,11 +72,13 @@ struct Env {
   transport::CallLoop* loop = nullptr;
   std::unique_ptr<transport::ByteBudget> in_flight;
   std::unique_ptr<SharedMemory> shared_memory;  // never null, but perhaps off
+  std::unique_ptr<Regions> regions;             // never null
   std::unique_ptr<TaskQueue> loads;             // LoadModel, UnloadModel
   std::unique_ptr<TaskQueue> lists;             // ListModels
   std::unique_ptr<TaskQueue> pages;     // walks over models that do not wait for a disk as lists do
   std::unique_ptr<TaskQueue> parsings;  // large requests
   std::unique_ptr<TaskQueue> packings;  // inline weights
+  std::unique_ptr<ring::RingServer> rings;  // null without --ring_path
   // Loads models that were unloaded while idle.
   std::unique_ptr<repository::LoadOnDemand> on_demand;
   absl::Time started = absl::Now();
@@ -88,6 +97,12 @@ struct Env {
 // of their answers: payloads are copied once on the way in and not at all on the way out, and a
 // message that does not parse is answered by us.
 void ServeInference(const Env& env);
+
+// ShareMemory.
+void ServeShareMemory(const Env& env);
+// The GPU of that PCI bus id, or of that name of the server's. UNIMPLEMENTED where no memory of GPUs
+// is taken.
+absl::StatusOr<Device*> FindSharingDevice(const Env& env, absl::string_view name);
 
 // Over ModelStore. A load runs on Env::loads, never on the loop's threads, and goes on when its
 // client goes away: the client asked for a lasting change. Lists look at the disk and run on a

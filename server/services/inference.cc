@@ -25,8 +25,8 @@ void ServeUnary(const Env& env, absl::string_view method, int slots) {
   env.loop->Serve<UnaryCall>(
       MethodPath(method), Need::kInfer, slots, [&env, method](UnaryCall* call) {
         UnaryHandler<UnaryCall>::Start(call, [&](RequestHandler::Done done) {
-          return HandlerOf<Method>::Make(env, method, call, std::make_unique<ApiCodec<Method>>(),
-                                         std::move(done));
+          return HandlerOf<Method>::Make(env, method, call->request_context(),
+                                         std::make_unique<ApiCodec<Method>>(), std::move(done));
         });
       });
   env.admission->RejectWhileBusy(MethodPath(method));
@@ -36,7 +36,7 @@ void ServeUnary(const Env& env, absl::string_view method, int slots) {
 void HandleMatmulStream(const Env& env, StreamCall* call) {
   StreamProtocol protocol;
   protocol.make_handler = [&env, call](const grpc::ByteBuffer&, RequestHandler::Done done) {
-    return HandlerOf<MatmulMethod>::Make(env, "QuantizedMatmulStream", call,
+    return HandlerOf<MatmulMethod>::Make(env, "QuantizedMatmulStream", call->request_context(),
                                          std::make_unique<ApiCodec<MatmulMethod>>(),
                                          std::move(done));
   };

@@ -99,9 +99,11 @@ class MethodHandler : public RequestHandler {
   using Weights = typename Method::Weights;
   using Job = typename Method::Job;
 
-  MethodHandler(const Env& env, absl::string_view name, transport::ServerCall* call,
+  MethodHandler(const Env& env, absl::string_view name, transport::RequestContext call,
                 std::unique_ptr<Codec<Request>> codec, Done done)
-      : RequestHandler(env, name, call), codec_(std::move(codec)), done_(std::move(done)) {}
+      : RequestHandler(env, name, std::move(call)),
+        codec_(std::move(codec)),
+        done_(std::move(done)) {}
 
   absl::string_view request_id() const override {
     const std::string& id = parsed_.request.request_id();
@@ -128,7 +130,9 @@ class MethodHandler : public RequestHandler {
     // weights.
     AWQD_RETURN_IF_ERROR(lease_.Grow(job.work.bytes(), "request, in the work"));
     AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer.bytes, "output"));
+    AWQD_RETURN_IF_ERROR(UseDeviceMemory(&job));
     for (typename Job::Input& input : job.inputs) {
+      if ((job.work.*input.payload).device() != nullptr) continue;
       AWQD_ASSIGN_OR_RETURN(job.work.*input.payload, StageInput(input));
       input.bytes = std::string();  // frees its memory
     }
@@ -173,6 +177,7 @@ class MethodHandler : public RequestHandler {
         v1::SharedMemory* range = kept.mutable_output_shared_memory();
         range->set_name(output->name());
         range->set_offset(output->offset());
+        range->set_region(output->region());
       }
     }
     all.Swap(&kept);
@@ -236,18 +241,18 @@ class MethodHandler : public RequestHandler {
 
   absl::Status OpenSharedMemory() {
     const Request& request = parsed_.request;
+    const std::string owner = OwnerName(identity_);
     if constexpr (kHasActivations<Request>) {
       if (request.activations().has_shared_memory()) {
         AWQD_ASSIGN_OR_RETURN(
-            shared_input_,
-            env_.shared_memory->Open(request.activations().shared_memory(),
-                                     SharedMemory::Access::kRead, "activations.shared_memory"));
+            shared_input_, codec_->Open(env_, owner, request.activations().shared_memory(),
+                                        SharedMemory::Access::kRead, "activations.shared_memory"));
       }
     }
     if (const v1::SharedMemory* output = OutputRange(request)) {
       AWQD_ASSIGN_OR_RETURN(
           shared_output_,
-          env_.shared_memory->Open(*output, SharedMemory::Access::kWrite, "output_shared_memory"));
+          codec_->Open(env_, owner, *output, SharedMemory::Access::kWrite, "output_shared_memory"));
     }
     return absl::OkStatus();
   }
@@ -311,6 +316,33 @@ class MethodHandler : public RequestHandler {
     return RunJob(std::move(job));
   }
 
+  // Has the work read and write memory of GPUs where it is, if it can. Else that is copied, as
+  // other shared memory is.
+  absl::Status UseDeviceMemory(Job* job) {
+    engine::Work& work = job->work;
+    if (!(shared_input_.on_device() || shared_output_.on_device()) || !work.accesses_devices()) {
+      return absl::OkStatus();
+    }
+    if (shared_output_.on_device()) {
+      const engine::Payload& room = shared_output_.device_memory();
+      work.output = room.Slice(0, work.result_bytes());
+      work.finished = shared_output_.region()->finished();
+    }
+    if (!shared_input_.on_device()) return absl::OkStatus();
+    // Kernels write results while others of their blocks read activations.
+    if (work.output.Overlaps(shared_input_.device_memory())) {
+      return wire::FieldError("output_shared_memory", "a range that overlaps the activations",
+                              "one apart from them");
+    }
+    for (const typename Job::Input& input : job->inputs) {
+      if (input.outside_request) job->work.*input.payload = shared_input_.device_memory();
+    }
+    work.ready = shared_input_.region()->ready();
+    if (work.finished == nullptr) work.finished = shared_input_.region()->finished();
+    shared_input_ = SharedRange();
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<engine::Payload> StageInput(const typename Job::Input& input) {
     engine::StagingPool& staging = env_.engine->staging();
     // The bytes of a message were counted when it came; those in shared memory were not.
@@ -341,6 +373,7 @@ class MethodHandler : public RequestHandler {
       return SendAnswer(absl::DeadlineExceededError("the deadline passed while it was computed"),
                         {});
     }
+    if (result.device() != nullptr) shared_output_ = SharedRange();  // it is there
     if (!status.ok() || !shared_output_) return SendAnswer(status, result);
     // Memory that nobody waits for may have been put to another use.
     if (slot_.cancelled()) {
@@ -383,8 +416,8 @@ class MethodHandler : public RequestHandler {
 class DequantizeStreamHandler final : public MethodHandler<DequantizeMethod> {
  public:
   DequantizeStreamHandler(const Env& env, transport::WriteCall* call, Done done)
-      : MethodHandler(env, "DequantizeStream", call, std::make_unique<ApiCodec<DequantizeMethod>>(),
-                      std::move(done)),
+      : MethodHandler(env, "DequantizeStream", call->request_context(),
+                      std::make_unique<ApiCodec<DequantizeMethod>>(), std::move(done)),
         call_(call) {}
 
   void OnWritten(bool ok) override {
@@ -482,10 +515,24 @@ class DequantizeStreamHandler final : public MethodHandler<DequantizeMethod> {
 
 template <typename Method>
 std::shared_ptr<RequestHandler> HandlerOf<Method>::Make(
-    const Env& env, absl::string_view name, transport::ServerCall* call,
+    const Env& env, absl::string_view name, transport::RequestContext call,
     std::unique_ptr<Codec<typename Method::Request>> codec, RequestHandler::Done done) {
-  return std::make_shared<MethodHandler<Method>>(env, name, call, std::move(codec),
+  return std::make_shared<MethodHandler<Method>>(env, name, std::move(call), std::move(codec),
                                                  std::move(done));
+}
+template <typename Method>
+absl::StatusOr<wire::AnswerForm> HandlerOf<Method>::Check(const Env& env,
+                                                          typename Method::Request request,
+                                                          int64_t input_bytes) {
+  if constexpr (kHasActivations<typename Method::Request>) {
+    AWQD_RETURN_IF_ERROR(wire::CheckRequest(request, input_bytes));
+  } else {
+    AWQD_RETURN_IF_ERROR(wire::CheckRequest(request));
+  }
+  AWQD_ASSIGN_OR_RETURN(auto weights, Method::Lookup::Find(env, request));
+  AWQD_ASSIGN_OR_RETURN(typename Method::Job job,
+                        BuildJob(env, &request, std::move(weights), input_bytes));
+  return std::move(job.answer);
 }
 template struct HandlerOf<MatmulMethod>;
 template struct HandlerOf<GroupedMatmulMethod>;

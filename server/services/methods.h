@@ -10,6 +10,8 @@
 #include <type_traits>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -71,6 +73,13 @@ class Codec {
   // range of it; the message then stays until they were staged.
   virtual absl::Status Decode(const wire::RawMessage& message, const wire::FieldScan& scan,
                               wire::ParsedRequest<Request>* out) = 0;
+  // The memory that a range of the request names, as Regions::Open.
+  virtual absl::StatusOr<SharedRange> Open(const Env& env, const std::string& owner,
+                                           const v1::SharedMemory& range,
+                                           SharedMemory::Access access,
+                                           absl::string_view field) const {
+    return env.regions->Open(owner, range, access, field);
+  }
   // Called once the weights were found and their model is loaded: further conditions of the
   // protocol.
   virtual absl::Status CheckFound() const { return absl::OkStatus(); }
@@ -119,13 +128,17 @@ class ApiCodec final : public Codec<typename Method::Request> {
   }
 };
 
-// Makes the handler of a request on `call`, of one of the methods above. `name` names the method in
+// Makes the handler of a request of `call`, of one of the methods above. `name` names the method in
 // the log. RequestHandler says when `done` is called.
 template <typename Method>
 struct HandlerOf {
   static std::shared_ptr<RequestHandler> Make(
-      const Env& env, absl::string_view name, transport::ServerCall* call,
+      const Env& env, absl::string_view name, transport::RequestContext call,
       std::unique_ptr<Codec<typename Method::Request>> codec, RequestHandler::Done done);
+  // Checks a request whose activations, of `input_bytes`, lie outside of it: by itself, and against
+  // its loaded weights. Returns the form of its answer.
+  static absl::StatusOr<wire::AnswerForm> Check(const Env& env, typename Method::Request request,
+                                                int64_t input_bytes);
 };
 // The handler of DequantizeStream: answers in chunks of rows. A chunk is computed only after the
 // one before was written, so a client that reads slowly costs one chunk of memory.

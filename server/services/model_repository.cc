@@ -112,6 +112,7 @@ void FillWeight(const std::string& path, const WeightPtr& placed, v1::WeightInfo
   FillParts(weight, out);
   const DeviceWeight& first = *weight.parts.front().weight;
   out->set_has_factor(first.factor() != nullptr);
+  out->set_hadamard_size(first.hadamard.size);
   out->set_layout(std::string(first.layout->name));
   FillPlan(first, out);
 }

@@ -17,12 +17,13 @@ constexpr int64_t kLargeBytes = int64_t{1} << 20;
 }  // namespace
 
 RequestHandler::RequestHandler(const Env& env, absl::string_view method,
-                               transport::ServerCall* call)
+                               transport::RequestContext call)
     : env_(env),
-      deadline_(call->deadline()),
-      notes_(call->notes()),
-      span_(call->span()),
-      charge_(call->request_charge()) {
+      deadline_(call.deadline),
+      notes_(call.notes),
+      span_(call.span),
+      charge_(std::move(call.charge)),
+      identity_(std::move(call.identity)) {
   log_.method = method;
 }
 

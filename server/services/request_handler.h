@@ -94,9 +94,8 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   void HoldError(int64_t bytes);
 
  protected:
-  // `method` names the request in the log. `call` is its call, which lives until the request has
-  // ended.
-  RequestHandler(const Env& env, absl::string_view method, transport::ServerCall* call);
+  // `method` names the request in the log. Its call lives until the request has ended.
+  RequestHandler(const Env& env, absl::string_view method, transport::RequestContext call);
 
   // --- Steps of a method ---
   virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* drain) = 0;
@@ -150,6 +149,7 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
   obs::CallAnnotations* const notes_;
   const obs::SpanRef span_;         // the call's; none where it is not traced
   const transport::Charge charge_;  // of its bytes
+  const security::IdentityPtr identity_;
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   transport::ByteLease lease_;

@@ -9,6 +9,7 @@
 #include "google/protobuf/stubs/common.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/services/rings/prepare.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -57,6 +58,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, repository:
     return std::make_unique<TaskQueue>(std::move(what), threads, max_queued);
   };
   env_.options = options;
+  env_.starting = options.starting;
   env_.engine = engine;
   env_.models = models;
   env_.admission = grpc_.admission();
@@ -86,13 +88,17 @@ obs::Snapshot RpcServer::Snapshot(Plans plans) const {
   obs::Snapshot out = CollectSnapshot(env_, plans);
   out.serving = env_.serving;
   grpc_.AddStatistics(&out);
+  if (env_.rings != nullptr) out.rings = env_.rings->statistics();
+  if (!env_.options.sharing_devices.empty())
+    out.shared_device_memory = env_.regions->SweepDevices();
   return out;
 }
 
 void RpcServer::Shutdown(absl::Duration grace) {
   env_.serving = false;
   health_.Stop();
-  grpc_.Shutdown(absl::Now() + grace);
+  grpc_.Shutdown(absl::Now() + grace);  // waits for the calls of rings too
+  if (env_.rings != nullptr) env_.rings->Stop();
   for (TaskQueue* queue : {env_.parsings.get(), env_.packings.get(), env_.loads.get(),
                            env_.lists.get(), env_.pages.get()}) {
     queue->Stop();
@@ -106,10 +112,14 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& optio
   std::unique_ptr<RpcServer> server(new RpcServer(options, engine, models));
   Env& env = server->env_;
   AWQD_ASSIGN_OR_RETURN(env.shared_memory, SharedMemory::Create(options.shared_memory));
+  env.regions = std::make_unique<Regions>(
+      env.shared_memory.get(), !options.sharing_devices.empty(),
+      [grpc = &server->grpc_](const std::string& peer) { return grpc->IsConnected(peer); });
 #if GOOGLE_PROTOBUF_VERSION < 4022000
   google::protobuf::SetLogHandler(QuietProtobuf);
 #endif
   ServeInference(env);
+  ServeShareMemory(env);
   ServeModelRepository(env);
   ServeServerInfo(env);
   oip::Serve(env);
@@ -120,7 +130,13 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& optio
   }
   if (options.orca) orca::Serve(env);
   if (options.reflection) ServeReflection(env);
+  if (!options.ring.path.empty()) env.rings = rings::MakeServer(env);
   AWQD_RETURN_IF_ERROR(server->grpc_.Start());
+  if (env.rings != nullptr) {
+    const transport::Options& transport = options.transport;
+    AWQD_RETURN_IF_ERROR(Prefixed(
+        "ring_path", env.rings->Start(transport.unix_socket_mode, transport.handshake_timeout)));
+  }
   return server;
 }
 

@@ -111,6 +111,10 @@ constexpr DType kDTypes[] = {DType::kFp16,  DType::kBf16,  DType::kFp32, DType::
 WeightShape ShapeFor(const KernelRow& row) {
   WeightShape shape = {.k = 4096, .n = 4096};
   const Claims& claims = row.claims;
+  if (claims.codes == MaskOf(CodeKind::kVector)) {
+    shape.scheme = Vectors(VectorCode::kIq3S);
+    return shape;
+  }
   const int bits = claims.bits & (1u << 4) ? 4 : std::countr_zero(claims.bits);
   const int64_t rows = claims.group_multiple > 128 ? 0 : 128;
   const bool stored = (claims.zeros & MaskOf(ZeroKind::kStored)) != 0;
@@ -144,6 +148,8 @@ void FillLimits(const Env& env, v1::Limits* out) {
   out->set_max_queued_requests(env.options.max_queued_requests);
   out->set_max_inline_weight_bytes(env.options.max_inline_weight_bytes);
   out->set_shared_memory_prefix(env.shared_memory->prefix());
+  out->set_ring_path(env.options.ring.path);
+  out->set_cuda_shared_memory(!env.options.sharing_devices.empty());
 }
 
 constexpr std::pair<ZeroKind, absl::string_view> kZeroNames[] = {{ZeroKind::kConstant, "constant"},

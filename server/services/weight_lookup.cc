@@ -2,6 +2,7 @@
 #include "server/services/weight_lookup.h"
 
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -86,6 +87,15 @@ absl::StatusOr<wire::MlpStacks> MlpLookup::Find(const Env& env,
     AWQD_ASSIGN_OR_RETURN(out.gate, find(gate));
     AWQD_ASSIGN_OR_RETURN(out.up, find(ProjectionPath(mlp, mlp.up(), "up_proj")));
     AWQD_ASSIGN_OR_RETURN(out.down, find(ProjectionPath(mlp, mlp.down(), "down_proj")));
+    if (mlp.shared_expert().empty()) return absl::OkStatus();
+    for (const auto& [name, stack] : {std::pair("gate_proj", &out.shared.gate),
+                                      {"up_proj", &out.shared.up},
+                                      {"down_proj", &out.shared.down}}) {
+      AWQD_ASSIGN_OR_RETURN(
+          WeightPtr weight,
+          env.models->FindWeight(mlp.model(), absl::StrCat(mlp.shared_expert(), ".", name)));
+      *stack = model::StackOfOne(std::move(weight));
+    }
     return absl::OkStatus();
   }();
   if (!found.ok()) return UnavailableWhileStarting(env, mlp.model(), found);
@@ -98,6 +108,14 @@ absl::StatusOr<wire::MlpStacks> MlpLookup::Pack(const Env& env, const v1::Packed
   AWQD_ASSIGN_OR_RETURN(out.gate, PackStack(env, packed.gate(), "packed.gate", &device));
   AWQD_ASSIGN_OR_RETURN(out.up, PackStack(env, packed.up(), "packed.up", &device));
   AWQD_ASSIGN_OR_RETURN(out.down, PackStack(env, packed.down(), "packed.down", &device));
+  if (!packed.has_shared_expert()) return out;
+  const v1::PackedGatedMlp& shared = packed.shared_expert();
+  for (const auto& [name, from, stack] : {std::tuple("gate", &shared.gate(), &out.shared.gate),
+                                          {"up", &shared.up(), &out.shared.up},
+                                          {"down", &shared.down(), &out.shared.down}}) {
+    const std::string field = absl::StrCat("packed.shared_expert.", name);
+    AWQD_ASSIGN_OR_RETURN(*stack, PackStack(env, *from, field, &device));
+  }
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
@@ -17,6 +18,9 @@
 
 namespace awqd::transport {
 namespace {
+
+// gRPC calls the peer of every socket file so.
+std::string RingPeer() { return "unix:"; }
 
 absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
@@ -76,11 +80,11 @@ void Admission::SetTrailingMetadata(std::string key, std::function<std::string()
 }
 
 bool Admission::Admit(ServerCall* call, const Entry& entry) {
-  call->arrived_at_ = std::chrono::steady_clock::now();
+  call->state_.arrived_at = std::chrono::steady_clock::now();
   entry.started_.fetch_add(1, std::memory_order_relaxed);
   if (recorder_ != nullptr) BeginTrace(call);
   const absl::Status status = Check(call, entry);
-  call->admitted_ = status.ok();
+  call->state_.admitted = status.ok();
   if (status.ok()) return true;
   // Only the drain answers UNAVAILABLE, and it may hold the answer back.
   const auto answer = [call, status] { call->FinishWith(status); };
@@ -90,9 +94,9 @@ bool Admission::Admit(ServerCall* call, const Entry& entry) {
 
 absl::Status Admission::Check(ServerCall* call, const Entry& entry) {
   AWQD_RETURN_IF_ERROR(CheckConnection(call));
-  AWQD_RETURN_IF_ERROR(CheckDrain(call, entry));
+  AWQD_RETURN_IF_ERROR(CheckDrain(&call->state_, entry));
   AWQD_RETURN_IF_ERROR(CheckAccess(call, entry));
-  AWQD_RETURN_IF_ERROR(CheckClient(call, entry));
+  AWQD_RETURN_IF_ERROR(CheckClient(&call->state_, entry, [call] { return call->peer(); }));
   return entry.rejected_while_busy_ ? CheckTime(*call) : absl::OkStatus();
 }
 
@@ -102,15 +106,16 @@ absl::Status Admission::CheckTime(const ServerCall& call) {
   constexpr int64_t kSeen = 16;
   absl::Time deadline = call.deadline();
   if (deadline < absl::InfiniteFuture()) {
-    const absl::Duration transit = transit_.Expect(call.arrived_at_);
+    const absl::Duration transit = transit_.Expect(call.state_.arrived_at);
     const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("the deadline has passed");
     if (transit > left && (unread_.fetch_add(1, std::memory_order_relaxed) + 1) % kSeen != 0) {
       return WithRetryDelay(
           absl::ResourceExhaustedError(absl::StrCat(
               "deadline: got ", absl::FormatDuration(left), ", expected at least ",
               absl::FormatDuration(transit), ", as it takes so long to receive a request and to ",
               "send an answer while so many are on their way")),
-          transit - std::max(left, absl::ZeroDuration()));
+          transit - left);
     }
     deadline -= transit;
   }
@@ -118,14 +123,14 @@ absl::Status Admission::CheckTime(const ServerCall& call) {
 }
 
 absl::Status Admission::CheckConnection(ServerCall* call) {
-  const int64_t calls = call->connection_.Begin(connections_->Find(call->context_.c_call()));
+  const int64_t calls = call->state_.connection.Begin(connections_->Find(call->context_.c_call()));
   const bool too_many = calls > limits_.calls_per_connection;
   Connection* const connection = call->connection().get();
   const auto peer = [call] { return obs::PeerHost(call->peer()); };
-  peers_.CountArrival(connection, peer, call->arrived_at_);
+  peers_.CountArrival(connection, peer, call->state_.arrived_at);
   if (!too_many && calls <= peers_.few()) return absl::OkStatus();
   const PeerCalls::Place place = peers_.Admit(connection, !too_many, peer);
-  call->connection_.SetPlace(place);
+  call->state_.connection.SetPlace(place);
   if (place == PeerCalls::Place::kAdmitted) return absl::OkStatus();
   if (place == PeerCalls::Place::kDropped) call->context_.TryCancel();
   if (too_many && connection->CountRejected() == 4 * limits_.calls_per_connection &&
@@ -145,10 +150,10 @@ absl::Status Admission::CheckConnection(ServerCall* call) {
                               peers_.few(), "; try again when some have ended"));
 }
 
-absl::Status Admission::CheckDrain(ServerCall* call, const Entry& entry) {
+absl::Status Admission::CheckDrain(CallState* call, const Entry& entry) {
   if (entry.need_ == security::Need::kHealth) return absl::OkStatus();
   // The guard begins first: a server that stops must see every call that may be admitted.
-  call->in_flight_ = drain_.CountCall();
+  call->in_flight = drain_.CountCall();
   if (drain_.open()) return absl::OkStatus();
   return absl::UnavailableError(Drain::UnavailableStatus().error_message());
 }
@@ -156,39 +161,74 @@ absl::Status Admission::CheckDrain(ServerCall* call, const Entry& entry) {
 absl::Status Admission::CheckAccess(ServerCall* call, const Entry& entry) {
   security::Credentials shown;
   if (access_->has_identities()) shown = ReadCredentials(call->context_);
-  AWQD_ASSIGN_OR_RETURN(call->identity_, access_->Admit(entry.method(), entry.need_, shown));
+  AWQD_ASSIGN_OR_RETURN(call->state_.identity, access_->Admit(entry.method(), entry.need_, shown));
   return absl::OkStatus();
 }
 
-absl::Status Admission::CheckClient(ServerCall* call, const Entry& entry) {
+absl::Status Admission::CheckClient(CallState* call, const Entry& entry,
+                                    absl::FunctionRef<std::string()> peer) {
   // Health is not limited: a client that gets no answer takes a busy server for a dead one.
   if (!clients_.any() || entry.need_ == security::Need::kHealth) return absl::OkStatus();
-  const std::string name =
-      call->identity_ != nullptr ? call->identity_->name : obs::PeerHost(call->peer());
-  AWQD_ASSIGN_OR_RETURN(call->client_request_, clients_.BeginRequest(name, call->arrived_at_));
+  const std::string name = call->identity != nullptr ? call->identity->name : obs::PeerHost(peer());
+  AWQD_ASSIGN_OR_RETURN(call->client_request, clients_.BeginRequest(name, call->arrived_at));
   return absl::OkStatus();
 }
 
 void Admission::BeginTrace(ServerCall* call) {
   const auto& metadata = call->context_.client_metadata();
   const auto it = metadata.find("traceparent");
-  call->trace_ = recorder_->Began(it == metadata.end() ? absl::string_view() : View(it->second));
-  if (recorder_->tracer() != nullptr) call->span_ = call->trace_.ref();
-  if (call->trace_.valid()) {
-    call->context_.AddInitialMetadata("traceparent", call->trace_.traceparent());
+  CallState& state = call->state_;
+  state.trace = recorder_->Began(it == metadata.end() ? absl::string_view() : View(it->second));
+  if (recorder_->tracer() != nullptr) state.span = state.trace.ref();
+  if (state.trace.valid()) {
+    call->context_.AddInitialMetadata("traceparent", state.trace.traceparent());
   }
 }
 
 void Admission::RecordOutcome(ServerCall* call, Entry* entry) {
-  if (call->admitted_ && entry->need_ == security::Need::kInfer && trailing_value_ != nullptr) {
+  if (call->state_.admitted && entry->need_ == security::Need::kInfer &&
+      trailing_value_ != nullptr) {
     AddTrailingMetadata(call);
   }
-  const bool known = call->outcome_ >= 0 && call->outcome_ < obs::MethodStats::kCodes;
-  const auto took = call->outcome_at_ - call->arrived_at_;
-  entry->durations_[known ? call->outcome_ : grpc::StatusCode::UNKNOWN].Observe(
+  CountOutcome(call->state_, entry);
+}
+
+void Admission::CountOutcome(const CallState& call, Entry* entry) {
+  const bool known = call.outcome >= 0 && call.outcome < obs::MethodStats::kCodes;
+  const auto took = call.outcome_at - call.arrived_at;
+  entry->durations_[known ? call.outcome : grpc::StatusCode::UNKNOWN].Observe(
       std::chrono::nanoseconds(took).count());
-  entry->received_.Observe(call->received_bytes());
-  entry->sent_.Observe(call->sent_bytes());
+  entry->received_.Observe(call.received_bytes.load(std::memory_order_relaxed));
+  entry->sent_.Observe(call.sent_bytes.load(std::memory_order_relaxed));
+}
+
+absl::Status Admission::AdmitRingCall(CallState* call, const Entry& entry, const RingClient& client,
+                                      absl::Time deadline, absl::string_view traceparent) {
+  call->arrived_at = std::chrono::steady_clock::now();
+  entry.started_.fetch_add(1, std::memory_order_relaxed);
+  if (recorder_ != nullptr) {
+    call->trace = recorder_->Began(traceparent);
+    if (recorder_->tracer() != nullptr) call->span = call->trace.ref();
+  }
+  call->connection.Begin(client.connection);
+  call->identity = client.identity;
+  AWQD_RETURN_IF_ERROR(CheckDrain(call, entry));
+  AWQD_RETURN_IF_ERROR(CheckClient(call, entry, RingPeer));
+  if (entry.rejected_while_busy_ && busy_check_ != nullptr) {
+    AWQD_RETURN_IF_ERROR(busy_check_(deadline));
+  }
+  call->admitted = true;
+  return absl::OkStatus();
+}
+
+void Admission::RecordRingOutcome(CallState* call, Entry* entry, absl::StatusCode outcome) {
+  call->outcome_at = std::chrono::steady_clock::now();
+  call->outcome = static_cast<grpc::StatusCode>(outcome);
+  CountOutcome(*call, entry);
+}
+
+void Admission::RecordRingEnd(CallState* call, const Entry& entry) {
+  Record(call, entry.method(), RingPeer);
 }
 
 void Admission::AddTrailingMetadata(ServerCall* call) const {
@@ -205,28 +245,32 @@ absl::Duration Admission::StatusDelay(const ServerCall& call) const {
 }
 
 void Admission::RecordEnd(ServerCall* call) {
+  Record(&call->state_, call->method(), [call] { return call->peer(); });
+}
+
+void Admission::Record(CallState* call, absl::string_view method,
+                       absl::FunctionRef<std::string()> peer) {
   if (recorder_ == nullptr) return;
   const auto now = std::chrono::steady_clock::now();
-  const auto code = static_cast<absl::StatusCode>(call->outcome_);
-  const absl::Duration total = absl::FromChrono(now - call->arrived_at_);
-  absl::Duration waited = call->notes_.waited();
-  if (waited > absl::ZeroDuration()) waited += absl::FromChrono(now - call->outcome_at_);
-  const obs::CallRecorder::Wanted wanted =
-      recorder_->Wants(call->method(), code, waited, call->trace_);
+  const auto code = static_cast<absl::StatusCode>(call->outcome);
+  const absl::Duration total = absl::FromChrono(now - call->arrived_at);
+  absl::Duration waited = call->notes.waited();
+  if (waited > absl::ZeroDuration()) waited += absl::FromChrono(now - call->outcome_at);
+  const obs::CallRecorder::Wanted wanted = recorder_->Wants(method, code, waited, call->trace);
   if (!wanted.any()) return;
   const absl::Time ended = absl::Now();
   const auto record = [&]() -> absl::Status {
-    recorder_->Ended({.method = std::string(call->method()),
-                      .peer = call->peer(),
-                      .identity = call->identity_ == nullptr ? "" : call->identity_->name,
-                      .trace = call->trace_,
+    recorder_->Ended({.method = std::string(method),
+                      .peer = peer(),
+                      .identity = call->identity == nullptr ? "" : call->identity->name,
+                      .trace = call->trace,
                       .code = code,
                       .began = ended - total,
-                      .answered = ended - absl::FromChrono(now - call->outcome_at_),
+                      .answered = ended - absl::FromChrono(now - call->outcome_at),
                       .ended = ended,
-                      .received_bytes = call->received_bytes(),
-                      .sent_bytes = call->sent_bytes(),
-                      .sum = call->notes_.ReleaseSum()},
+                      .received_bytes = call->received_bytes.load(),
+                      .sent_bytes = call->sent_bytes.load(),
+                      .sum = call->notes.ReleaseSum()},
                      wanted);
     return absl::OkStatus();
   };
@@ -253,7 +297,8 @@ std::vector<std::string> Admission::Services() const {
   std::vector<std::string> out;
   for (const auto& entry : entries_) {
     const size_t slash = entry->method().find('/');
-    if (slash == absl::string_view::npos) continue;  // of unknown methods
+    if (slash == absl::string_view::npos) continue;                // of unknown methods
+    if (absl::StartsWith(entry->method(), kRingPrefix)) continue;  // no service of gRPC
     const std::string service(entry->method().substr(0, slash));
     if (std::find(out.begin(), out.end(), service) == out.end()) out.push_back(service);
   }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -17,13 +18,17 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "grpcpp/support/status.h"
 #include "kernels/base/histogram.h"
+#include "server/obs/call_record.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/snapshot.h"
 #include "server/security/access.h"
+#include "server/security/identities.h"
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/limits.h"
@@ -51,6 +56,31 @@ struct AdmissionLimits {
   PeerCallLimits peer;
 };
 
+// Admission keeps this of a call, whichever way it came: by gRPC or by a ring.
+struct CallState {
+  std::chrono::steady_clock::time_point arrived_at, outcome_at;
+  bool admitted = false;
+  Connection::InFlight connection;
+  Drain::InFlight in_flight;
+  security::IdentityPtr identity;
+  ClientRequest client_request;
+  grpc::StatusCode outcome = grpc::StatusCode::UNKNOWN;
+  obs::TraceContext trace;
+  obs::SpanRef span;           // which others may link to; empty where no trace of the call is kept
+  obs::CallAnnotations notes;  // of its requests
+  // Bytes of the messages, or of the tensors in a ring, that came and that were sent so far.
+  std::atomic<int64_t> received_bytes{0}, sent_bytes{0};
+
+  // The connection and the client that are charged for bytes of the call.
+  Charge charge() const { return {connection.connection(), client_request.client()}; }
+};
+
+// The client of a ring, which was admitted when it opened the ring.
+struct RingClient {
+  security::IdentityPtr identity;          // null where callers have none
+  std::shared_ptr<Connection> connection;  // the ring, as the byte budget sees it
+};
+
 // Thread-safe once the server has started. Outlives the gRPC server.
 //
 // Admit and RecordOutcome run for every call. They take no lock but those of the connections and of
@@ -63,6 +93,8 @@ class Admission {
   // The name in obs::MethodStats of all methods that the server does not have. Names come from
   // the table, never from the wire, so that counts take bounded memory.
   static constexpr absl::string_view kUnknownMethod = "(unknown)";
+  // Begins the names of methods that are called by rings.
+  static constexpr absl::string_view kRingPrefix = "awqd.ring.";
 
   // One method in the table. Apart from its neighbours in memory, because every call writes.
   class alignas(64) Entry {
@@ -112,6 +144,13 @@ class Admission {
   // Tells the recorder of a call whose status was sent.
   void RecordEnd(ServerCall* call);
 
+  // The same of a call by a ring. Its connection and its access were checked when the ring was
+  // opened. `traceparent`: as the header of that name; empty for none.
+  absl::Status AdmitRingCall(CallState* call, const Entry& entry, const RingClient& client,
+                             absl::Time deadline, absl::string_view traceparent);
+  void RecordRingOutcome(CallState* call, Entry* entry, absl::StatusCode outcome);
+  void RecordRingEnd(CallState* call, const Entry& entry);
+
   // How much longer a call that has sent its last message waits before its status, while the server
   // stops: until its connection has been idle for kRoundTrip. Zero or less: not at all.
   //
@@ -127,20 +166,23 @@ class Admission {
   const security::Access& access() const { return *access_; }
   // One for each method, in the order of AddMethod: what RecordOutcome has counted.
   std::vector<obs::MethodStats> Calls() const;
-  // The services of all methods, each once.
+  // The services of all methods of gRPC, each once.
   std::vector<std::string> Services() const;
 
  private:
   // The checks, in order. The first error rejects the call.
   absl::Status Check(ServerCall* call, const Entry& entry);
   absl::Status CheckConnection(ServerCall* call);
-  absl::Status CheckDrain(ServerCall* call, const Entry& entry);
+  absl::Status CheckDrain(CallState* call, const Entry& entry);
   absl::Status CheckAccess(ServerCall* call, const Entry& entry);
-  absl::Status CheckClient(ServerCall* call, const Entry& entry);
+  absl::Status CheckClient(CallState* call, const Entry& entry,
+                           absl::FunctionRef<std::string()> peer);
   absl::Status CheckTime(const ServerCall& call);
 
   void BeginTrace(ServerCall* call);
   void AddTrailingMetadata(ServerCall* call) const;
+  static void CountOutcome(const CallState& call, Entry* entry);
+  void Record(CallState* call, absl::string_view method, absl::FunctionRef<std::string()> peer);
 
   const AdmissionLimits limits_;
   obs::CallRecorder* const recorder_;

@@ -83,8 +83,8 @@ void ServerCall::EndWithoutRequest() {
 void ServerCall::FinishWith(const absl::Status& status) { Finish(method_->loop->to_grpc_(status)); }
 
 void ServerCall::SetOutcome(grpc::StatusCode outcome) {
-  outcome_at_ = std::chrono::steady_clock::now();
-  outcome_ = outcome;
+  state_.outcome_at = std::chrono::steady_clock::now();
+  state_.outcome = outcome;
   method_->loop->admission_->RecordOutcome(this, method_->entry);
 }
 
@@ -96,7 +96,7 @@ void ServerCall::BeginReceiving() {
 
 void ServerCall::EndReceiving(bool ok) {
   if (!timed()) return;
-  method_->loop->admission_->transit()->receiving.Leave(arrived_at_,
+  method_->loop->admission_->transit()->receiving.Leave(state_.arrived_at,
                                                         std::chrono::steady_clock::now(), ok);
 }
 
@@ -145,7 +145,7 @@ void ServerCall::OnFinished(bool ok) {
   Admission* const admission = method_->loop->admission_;
   admission->write_timeout()->End(&write_);
   if (sending_) {
-    admission->transit()->sending.Leave(outcome_at_, std::chrono::steady_clock::now(), ok);
+    admission->transit()->sending.Leave(state_.outcome_at, std::chrono::steady_clock::now(), ok);
   }
   Release();
 }

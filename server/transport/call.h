@@ -25,6 +25,7 @@
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
 #include "server/security/identities.h"
+#include "server/transport/admission.h"
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/limits.h"
@@ -32,7 +33,6 @@
 
 namespace awqd::transport {
 
-class Admission;
 class CallLoop;
 struct Method;
 
@@ -76,6 +76,15 @@ class Reactor {
   ~Reactor() = default;
 };
 
+// A request needs to know this of its call, whichever way that came.
+struct RequestContext {
+  absl::Time deadline;
+  obs::CallAnnotations* notes;  // outlives the request
+  obs::SpanRef span;            // none where the call is not traced
+  Charge charge;                // of the request's bytes
+  security::IdentityPtr identity;
+};
+
 // One call. Owns gRPC's objects for it, and itself until OnDone has returned. Operations may be
 // started on any thread; their ends are events.
 //
@@ -94,20 +103,16 @@ class ServerCall {
   std::string peer() const { return context_.peer(); }
   absl::Time deadline() const;
   // The connection that it came on. Null until admission has seen the call.
-  const std::shared_ptr<Connection>& connection() const { return connection_.connection(); }
+  const std::shared_ptr<Connection>& connection() const { return state_.connection.connection(); }
   // The caller's identity. Null where admission asked for none.
-  const security::IdentityPtr& identity() const { return identity_; }
+  const security::IdentityPtr& identity() const { return state_.identity; }
   // The connection and the client that are charged for bytes of the call.
-  Charge charge() const { return {connection(), client_request_.client()}; }
+  Charge charge() const { return state_.charge(); }
   // The charge of one request of the call: on a stream each message is a request of its own.
   virtual Charge request_charge() const { return charge(); }
-  // Bytes of the messages that came and of those that were sent, so far.
-  int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
-  int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
-  // Its span, which others may link to. Empty where no trace of the call is kept.
-  const obs::SpanRef& span() const { return span_; }
-  // Measurements of services, which admission passes on when the call has ended.
-  obs::CallAnnotations* notes() { return &notes_; }
+  RequestContext request_context() {
+    return {deadline(), &state_.notes, state_.span, request_charge(), identity()};
+  }
 
   // At most once, before any operation and on the handler's thread. A call without a reactor is
   // finished all the same.
@@ -167,8 +172,8 @@ class ServerCall {
   void BeginSending();  // after SetOutcome; OnFinished ends it
   // Whether the server stops, so that a call that ends now may end with its connection.
   bool stopping() const;
-  void CountReceived(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
-  void CountSent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
+  void CountReceived(const grpc::ByteBuffer& message) { Count(message, &state_.received_bytes); }
+  void CountSent(const grpc::ByteBuffer& message) { Count(message, &state_.sent_bytes); }
 
   // A generic one, which knows the name of a method that is not in the table. Other calls pay for
   // it with two empty strings.
@@ -201,20 +206,8 @@ class ServerCall {
   Reactor* reactor_ = nullptr;
   // The handler, Finish, gRPC's notice of the end, and each read, write and alarm in progress.
   std::atomic<int> pending_{3};
-  // Set by Admission.
-  bool admitted_ = false;
-  Connection::InFlight connection_;
-  Drain::InFlight in_flight_;
-  security::IdentityPtr identity_;
-  ClientRequest client_request_;
-  std::chrono::steady_clock::time_point arrived_at_, outcome_at_;
+  CallState state_;
   bool sending_ = false;
-  grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
-  obs::TraceContext trace_;
-  obs::SpanRef span_;
-  obs::CallAnnotations notes_;
-  std::atomic<int64_t> received_bytes_{0};
-  std::atomic<int64_t> sent_bytes_{0};
   WriteTimeout::Write write_{[this] { CancelLateWrite(); }};
   // The handler's return and the cancel may come in either order; the second one tells the reactor.
   std::atomic<bool> returned_or_cancelled_{false};

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"
@@ -38,9 +39,10 @@ void AnswerUnknown(ServerCall* call) {
                              "\", expected one that this server has")});
 }
 
-// The loop whose thread this is, if it runs what is queued; and whether something was submitted on
-// the thread since the last run_queued.
+// The loop whose thread this is, if it runs what is queued; whether the thread takes all requests
+// that are there before it runs any; and whether it submitted something since the last run_queued.
 thread_local const CallLoop* loop_of_thread = nullptr;
+thread_local bool gathers_here = false;
 thread_local bool submitted = false;
 
 int64_t ReadClock(clockid_t clock) {
@@ -136,9 +138,20 @@ bool CallLoop::WillRunQueued() {
   const CallLoop* const loop = loop_of_thread;
   if (loop == nullptr) return false;
   // Requests that come with others gather in the queue while workers are busy or wake.
-  if (!loop->gathers_ && loop->admission_->drain()->in_flight() > 1) return false;
+  if (!gathers_here && loop->admission_->drain()->in_flight() > 1) return false;
   submitted = true;
   return true;
+}
+
+void CallLoop::JoinThread(bool gathers) {
+  if (run_queued_ != nullptr) loop_of_thread = this;
+  gathers_here = gathers;
+}
+
+bool CallLoop::RunSubmitted() {
+  if (!std::exchange(submitted, false)) return false;
+  if (run_queued_()) submitted = true;
+  return submitted;
 }
 
 void CallLoop::Start() {
@@ -211,7 +224,7 @@ bool CallLoop::RunRound(void* tag, bool ok, ThreadState* state) {
 }
 
 void CallLoop::Run(ThreadState* state) {
-  if (run_queued_ != nullptr) loop_of_thread = this;
+  JoinThread(gathers_);
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok) && RunRound(tag, ok, state)) {
@@ -235,7 +248,7 @@ bool CallLoop::AllBusy() {
 }
 
 void CallLoop::RunSpareThread() {
-  if (run_queued_ != nullptr) loop_of_thread = this;
+  JoinThread(gathers_);
   ThreadState own(&longest_events_);  // nobody watches the spare thread
   AllBusy();
   while (spare_pause_.WaitFor(absl::FromChrono(kSparePeriod))) {

@@ -147,6 +147,13 @@ class CallLoop {
   // came up.
   void Stop();
 
+  // For another thread that submits to the engine: WillRunQueued answers it as a thread of the loop
+  // from here on, and it calls RunSubmitted before it sleeps. `gathers`: it takes all requests that
+  // are there before it does, so that they run as one batch.
+  void JoinThread(bool gathers);
+  // Runs the next batch, if the calling thread submitted something. True: more is left for it.
+  bool RunSubmitted();
+
   const LongestEvents& longest_events() const { return longest_events_; }
 
   // For a caller that is about to submit something to the engine. True on a thread of a loop that

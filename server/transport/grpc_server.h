@@ -54,6 +54,8 @@ class GrpcServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Sets the refused connections and the expiry of the certificate. Thread-safe after Start.
   void AddStatistics(obs::Snapshot* out) const;
+  // Whether a peer, as gRPC spells it, is connected, as far as its name tells.
+  bool IsConnected(const std::string& peer) { return acceptor_.open()->IsConnected(peer); }
 
   // Returns when no call is in flight and every connection is closed. Does nothing when it does not
   // listen. With a `deadline` that has passed, everything is cancelled at once.

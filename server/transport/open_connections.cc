@@ -231,6 +231,13 @@ std::vector<std::string> OpenConnections::OriginsOf(const std::string& peer) {
   return users;
 }
 
+bool OpenConnections::IsConnected(const std::string& peer) {
+  if (!absl::StartsWith(peer, "ipv")) return true;
+  MutexLock lock(&mu_);
+  Sweep();
+  return FindDescriptor(peer) >= 0;
+}
+
 absl::Duration OpenConnections::IdleTime(const std::string& peer) {
   MutexLock lock(&mu_);
   const int fd = FindDescriptor(peer);

@@ -67,6 +67,9 @@ class OpenConnections {
   Crowd ResetCrowd(const std::string& origin, int64_t per_peer, int64_t few);
   // The origins of a peer, as obs::PeerHost spells it.
   std::vector<std::string> OriginsOf(const std::string& peer);
+  // Whether a peer, as gRPC spells it, is connected. True for clients of a socket file, which all
+  // have the same name.
+  bool IsConnected(const std::string& peer);
   // How long nothing has been on the way between that peer and this process, either way; zero while
   // the peer's kernel has not acknowledged everything. Infinite when there is none of that name.
   absl::Duration IdleTime(const std::string& peer);

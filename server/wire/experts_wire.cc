@@ -1,11 +1,14 @@
 // Expert ids, router weights, and the shapes of three projections.
 #include "server/wire/experts_wire.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/wire/router.h"
 
 namespace awqd::wire {
 namespace {
@@ -30,9 +33,69 @@ absl::Status CheckIdsShape(const v1::Tensor& ids, const v1::Tensor& activations)
   return absl::OkStatus();
 }
 
-// expert_ids and router_weights by themselves.
+// Whether `number` of groups, or of what is chosen, is from 1 to `most`.
+absl::Status CheckCount(absl::string_view field, int64_t number, int64_t most,
+                        absl::string_view why) {
+  if (number >= 1 && number <= most) return absl::OkStatus();
+  return FieldError(absl::StrCat("router.", field), absl::StrCat(number),
+                    absl::StrCat("1 to ", most, why));
+}
+
+// A router by itself. Groups that are not set are one.
+absl::Status CheckRouter(const v1::Router& router, const v1::Tensor& activations) {
+  if (!router.has_logits()) {
+    return FieldError("router.logits", "nothing", "a tensor of shape [..., experts]");
+  }
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo logits,
+                        CheckTensor(router.logits(), kFloatingMask, "router.logits"));
+  std::vector<int64_t> expected(activations.shape().begin(), activations.shape().end());
+  const int64_t experts = logits.shape.empty() ? 0 : logits.shape.back();
+  expected.back() = experts;
+  if (experts < 1 || logits.shape != expected) {
+    expected.pop_back();
+    return FieldError("router.logits.shape", ShapeText(logits.shape),
+                      absl::StrCat(ShapeText(expected),
+                                   " and experts: leading dimensions as in the activations"));
+  }
+  AWQD_RETURN_IF_ERROR(CheckEnum(v1::RouterScoring_IsValid(router.scoring()), router.scoring(),
+                                 "router.scoring", "SOFTMAX, SIGMOID or SQRTSOFTPLUS"));
+  if (router.has_correction_bias()) {
+    AWQD_ASSIGN_OR_RETURN(
+        const TensorInfo bias,
+        CheckTensor(router.correction_bias(), kFloatingMask, "router.correction_bias"));
+    if (bias.shape != std::vector<int64_t>{experts}) {
+      return FieldError("router.correction_bias.shape", ShapeText(bias.shape),
+                        absl::StrCat("[", experts, "], as many as the logits have"));
+    }
+  }
+  int64_t eligible = experts;
+  if (router.n_group() != 0 || router.topk_group() != 0) {
+    AWQD_RETURN_IF_ERROR(CheckCount("n_group", router.n_group(), experts, ""));
+    if (experts % router.n_group() != 0) {
+      return FieldError("router.n_group", absl::StrCat(router.n_group()),
+                        absl::StrCat("a divisor of ", experts, ", the number of experts"));
+    }
+    AWQD_RETURN_IF_ERROR(
+        CheckCount("topk_group", router.topk_group(), router.n_group(), ", the number of groups"));
+    eligible = router.topk_group() * (experts / router.n_group());
+  }
+  AWQD_RETURN_IF_ERROR(CheckCount("top_k", router.top_k(), std::min(eligible, kMaxTopK),
+                                  ", of the experts that may be chosen"));
+  if (std::isfinite(router.routed_scaling_factor())) return absl::OkStatus();
+  return FieldError("router.routed_scaling_factor", absl::StrCat(router.routed_scaling_factor()),
+                    "a finite number");
+}
+
+// expert_ids and router_weights by themselves, or the router.
 template <typename Request>
 absl::Status CheckRouting(const Request& request) {
+  if (request.has_router()) {
+    for (const auto& [field, given] : {std::pair("expert_ids", request.has_expert_ids()),
+                                       {"router_weights", request.has_router_weights()}}) {
+      if (given) return FieldError(field, "a tensor", "none with a router");
+    }
+    return CheckRouter(request.router(), request.activations());
+  }
   if (!request.has_expert_ids()) {
     if (!request.has_router_weights()) return absl::OkStatus();
     return FieldError("router_weights", "a tensor", "none without expert_ids");
@@ -74,6 +137,40 @@ absl::Status TakeIds(v1::Tensor* tensor, int64_t experts, engine::RoutedWork* wo
   return absl::OkStatus();
 }
 
+RouterScoring ScoringOf(v1::RouterScoring scoring) {
+  if (scoring == v1::SIGMOID) return RouterScoring::kSigmoid;
+  return scoring == v1::SQRTSOFTPLUS ? RouterScoring::kSqrtSoftplus : RouterScoring::kSoftmax;
+}
+
+// Chooses the experts of a router that CheckRouter has passed.
+absl::Status TakeRouter(v1::Router* from, int64_t experts, engine::RoutedWork* work) {
+  std::vector<int64_t> shape(from->logits().shape().begin(), from->logits().shape().end());
+  shape.back() = experts;
+  const std::string why = absl::StrCat("there are ", experts, " experts");
+  AWQD_ASSIGN_OR_RETURN(const std::vector<float> logits,
+                        TakeFloats(from->mutable_logits(), shape, "router.logits", why));
+  Router router = {.scoring = ScoringOf(from->scoring()),
+                   .experts = experts,
+                   .top_k = from->top_k(),
+                   .n_group = std::max(1, from->n_group()),
+                   .topk_group = std::max(1, from->topk_group()),
+                   .norm_topk_prob = from->norm_topk_prob()};
+  if (from->has_routed_scaling_factor()) {
+    router.routed_scaling_factor = from->routed_scaling_factor();
+  }
+  if (from->has_correction_bias()) {
+    AWQD_ASSIGN_OR_RETURN(
+        router.correction_bias,
+        TakeFloats(from->mutable_correction_bias(), {experts}, "router.correction_bias", why));
+  }
+  RoutedChoices choices = ChooseExperts(router, logits);
+  work->of_experts = work->summed = true;
+  work->top_k = router.top_k;
+  work->ids = std::move(choices.ids);
+  work->router_weights = std::move(choices.weights);
+  return absl::OkStatus();
+}
+
 // Everything but the weights: tokens, routing, output and payload. `in` is the weight that the
 // activations go to, `n` how wide the answer is.
 template <typename Request, typename Work>
@@ -88,7 +185,9 @@ absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int6
   job->answer.shape = x.shape;
   job->answer.shape.back() = n;
   int64_t answer_rows = work.rows;
-  if (request->has_expert_ids()) {
+  if (request->has_router()) {
+    AWQD_RETURN_IF_ERROR(TakeRouter(request->mutable_router(), experts, &work));
+  } else if (request->has_expert_ids()) {
     AWQD_RETURN_IF_ERROR(TakeIds(request->mutable_expert_ids(), experts, &work));
     if (request->has_router_weights()) {
       const std::vector<int64_t> shape(request->expert_ids().shape().begin(),
@@ -104,12 +203,58 @@ absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int6
   return FillProduct(request, x, answer_rows, max_send_bytes, cut_bytes, job);
 }
 
+// The constants of the activation function: those of the request, or their defaults.
+absl::StatusOr<GateParameters> GateParametersOf(const v1::GatedMlpRequest& request) {
+  const v1::ActivationParameters& given = request.activation_parameters();
+  const v1::ActivationFunction function = request.activation_function();
+  const bool oai = function == v1::SWIGLU_OAI, situ = function == v1::SITU;
+  GateParameters out;
+  if (oai) out = {.limit = 7.0f, .alpha = 1.702f};
+  if (situ) out = {.beta = 4.0f, .linear_beta = 25.0f};
+  const auto take = [&](bool has, float value, absl::string_view name, bool is_known,
+                        absl::string_view range, bool in_range, float* to) -> absl::Status {
+    if (!has) return absl::OkStatus();
+    const std::string field = absl::StrCat("activation_parameters.", name);
+    if (!is_known) {
+      return FieldError(
+          field, absl::StrCat(value),
+          absl::StrCat("none: ", v1::ActivationFunction_Name(function), " has no such constant"));
+    }
+    if (!std::isfinite(value) || !in_range) return FieldError(field, absl::StrCat(value), range);
+    *to = value;
+    return absl::OkStatus();
+  };
+  constexpr absl::string_view kPositive = "a finite number above 0";
+  const float limit = given.limit(), beta = given.beta(), linear_beta = given.linear_beta();
+  AWQD_RETURN_IF_ERROR(
+      take(given.has_limit(), limit, "limit", !situ, kPositive, limit > 0, &out.limit));
+  AWQD_RETURN_IF_ERROR(
+      take(given.has_alpha(), given.alpha(), "alpha", oai, "a finite number", true, &out.alpha));
+  AWQD_RETURN_IF_ERROR(take(given.has_beta(), beta, "beta", situ, kPositive, beta > 0, &out.beta));
+  AWQD_RETURN_IF_ERROR(take(given.has_linear_beta(), linear_beta, "linear_beta", situ,
+                            "a finite number of at least 0", linear_beta >= 0, &out.linear_beta));
+  return out;
+}
+
+absl::string_view SharedField(const v1::GatedMlpRequest& request) {
+  return request.has_packed() ? "packed.shared_expert" : "mlp.shared_expert";
+}
+
+// A bias of the request for all experts of a projection, or nothing.
+absl::StatusOr<std::vector<float>> TakeBias(v1::Tensor* tensor, const MlpStacks& stacks, int64_t n,
+                                            absl::string_view field) {
+  const auto experts = static_cast<int64_t>(stacks.gate->experts.size());
+  if (!stacks.experts) return TakeFloats(tensor, {n}, field, absl::StrCat("N = ", n));
+  return TakeFloats(tensor, {experts, n}, field,
+                    absl::StrCat("there are ", experts, " experts with N = ", n));
+}
+
 absl::Status CheckFit(absl::string_view field, const model::WeightStack& stack, int64_t k,
                       int64_t n, size_t experts) {
   const WeightShape& shape = stack.shape();
   if (stack.experts.size() != experts) {
     return FieldError(field, absl::StrCat(stack.experts.size(), " experts"),
-                      absl::StrCat(experts, ", as many as the gate has"));
+                      experts == 1 ? "1" : absl::StrCat(experts, ", as many as the gate has"));
   }
   if (shape.k == k && (n < 0 || shape.n == n)) return absl::OkStatus();
   return FieldError(field, absl::StrCat("[", shape.k, ", ", shape.n, "]"),
@@ -152,8 +297,9 @@ absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
   AWQD_RETURN_IF_ERROR(CheckSource(request, "the path of a stack of experts"));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
-  if (!request.has_expert_ids()) {
-    return FieldError("expert_ids", "nothing", "an INT32 tensor of shape [..., top_k]");
+  if (!request.has_expert_ids() && !request.has_router()) {
+    return FieldError("expert_ids", "nothing",
+                      "an INT32 tensor of shape [..., top_k], or a router");
   }
   return CheckRouting(request);
 }
@@ -171,14 +317,31 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
     AWQD_RETURN_IF_ERROR(check(mlp.gate(), "mlp.gate"));
     AWQD_RETURN_IF_ERROR(check(mlp.up(), "mlp.up"));
     AWQD_RETURN_IF_ERROR(check(mlp.down(), "mlp.down"));
+    AWQD_RETURN_IF_ERROR(
+        CheckLength(mlp.shared_expert(), "mlp.shared_expert", kMaxWeightPathBytes));
   } else if (!request.has_packed()) {
     return FieldError("mlp", "nothing", "mlp {model, path}, or packed");
   }
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
-  if (request.activation_function() == v1::NONE) {
-    return FieldError("activation_function", "NONE", "SILU, GELU or RELU, of the gate");
+  AWQD_RETURN_IF_ERROR(GateParametersOf(request).status());
+  if (request.has_gate_bias() != request.has_up_bias()) {
+    const bool gate = request.has_gate_bias();
+    return FieldError(gate ? "up_bias" : "gate_bias", "nothing",
+                      gate ? "a tensor with gate_bias" : "a tensor with up_bias");
   }
-  return CheckRouting(request);
+  AWQD_RETURN_IF_ERROR(CheckRouting(request));
+  const bool shared = request.has_packed() ? request.packed().has_shared_expert()
+                                           : !request.mlp().shared_expert().empty();
+  const bool summed = request.has_router() || request.has_router_weights();
+  if (shared && !summed) {
+    return FieldError(SharedField(request), "a gated MLP",
+                      "none without router_weights or a router: it is added to their sum");
+  }
+  if (request.has_shared_expert_gate() && !shared) {
+    return FieldError("shared_expert_gate", "a tensor",
+                      absl::StrCat("none without ", SharedField(request)));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
@@ -209,18 +372,46 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* req
   };
   AWQD_RETURN_IF_ERROR(CheckFit(field("up"), *stacks.up, gate.k, gate.n, experts));
   AWQD_RETURN_IF_ERROR(CheckFit(field("down"), *stacks.down, gate.n, -1, experts));
-  if (stacks.experts != request->has_expert_ids()) {
+  const bool router = request->has_router();
+  if (stacks.experts != (request->has_expert_ids() || router)) {
     return stacks.experts
                ? FieldError(
                      "expert_ids", "nothing",
                      "an INT32 tensor of shape [..., top_k]: the projections are stacks of experts")
-               : FieldError("expert_ids", "a tensor", "none: the projections have no experts");
+               : FieldError(router ? "router" : "expert_ids", router ? "one" : "a tensor",
+                            "none: the projections have no experts");
   }
   const int64_t n = stacks.down->shape().n;
+  const engine::GatedMlpWork::Stacks& shared = stacks.shared;
+  if (shared.gate != nullptr) {
+    const absl::string_view common = SharedField(*request);
+    const int64_t middle = shared.gate->shape().n;
+    AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".gate"), *shared.gate, gate.k, -1, 1));
+    AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".up"), *shared.up, gate.k, middle, 1));
+    AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".down"), *shared.down, middle, n, 1));
+  }
   Job<engine::GatedMlpWork> job = {
-      .work = {std::move(stacks.gate), std::move(stacks.up), std::move(stacks.down)}};
+      .work = {{stacks.gate, stacks.up, stacks.down}, std::move(stacks.shared)}};
+  engine::GatedMlpWork& work = job.work;
   AWQD_RETURN_IF_ERROR(
       FillRouted(request, gate, n, static_cast<int64_t>(experts), max_send_bytes, cut_bytes, &job));
+  AWQD_ASSIGN_OR_RETURN(work.parameters, GateParametersOf(*request));
+  if (request->has_gate_bias()) {
+    AWQD_ASSIGN_OR_RETURN(work.gate_up_bias,
+                          TakeBias(request->mutable_gate_bias(), stacks, gate.n, "gate_bias"));
+    AWQD_ASSIGN_OR_RETURN(const std::vector<float> of_up,
+                          TakeBias(request->mutable_up_bias(), stacks, gate.n, "up_bias"));
+    work.gate_up_bias.insert(work.gate_up_bias.end(), of_up.begin(), of_up.end());
+  }
+  if (request->has_down_bias()) {
+    AWQD_ASSIGN_OR_RETURN(work.down_bias,
+                          TakeBias(request->mutable_down_bias(), stacks, n, "down_bias"));
+  }
+  if (request->has_shared_expert_gate()) {
+    AWQD_ASSIGN_OR_RETURN(work.shared_expert_gate,
+                          TakeFloats(request->mutable_shared_expert_gate(), {gate.k},
+                                     "shared_expert_gate", absl::StrCat("K = ", gate.k)));
+  }
   return job;
 }
 
@@ -231,9 +422,19 @@ absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes) {
 
 absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes) {
   int64_t bytes = 0;
-  AWQD_RETURN_IF_ERROR(CheckStack(packed.gate(), "packed.gate", max_bytes, &bytes));
-  AWQD_RETURN_IF_ERROR(CheckStack(packed.up(), "packed.up", max_bytes, &bytes));
-  return CheckStack(packed.down(), "packed.down", max_bytes, &bytes);
+  const auto check = [&](const v1::PackedGatedMlp& mlp, absl::string_view field) -> absl::Status {
+    for (const auto& [stack, name] :
+         {std::pair(&mlp.gate(), "gate"), {&mlp.up(), "up"}, {&mlp.down(), "down"}}) {
+      AWQD_RETURN_IF_ERROR(CheckStack(*stack, absl::StrCat(field, ".", name), max_bytes, &bytes));
+    }
+    return absl::OkStatus();
+  };
+  AWQD_RETURN_IF_ERROR(check(packed, "packed"));
+  if (!packed.has_shared_expert()) return absl::OkStatus();
+  if (packed.shared_expert().has_shared_expert()) {
+    return FieldError("packed.shared_expert.shared_expert", "a gated MLP", "none");
+  }
+  return check(packed.shared_expert(), "packed.shared_expert");
 }
 
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const DeviceInfo& device,
@@ -247,13 +448,19 @@ absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const De
   return out;
 }
 
-absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed,
-                                         const DeviceInfo& device) {
-  AWQD_ASSIGN_OR_RETURN(PackedSize out, MeasurePacked(packed.gate(), device, "packed.gate"));
-  AWQD_ASSIGN_OR_RETURN(const PackedSize up, MeasurePacked(packed.up(), device, "packed.up"));
-  AWQD_ASSIGN_OR_RETURN(const PackedSize down, MeasurePacked(packed.down(), device, "packed.down"));
-  out += up;
-  out += down;
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed, const DeviceInfo& device,
+                                         absl::string_view field) {
+  PackedSize out;
+  for (const auto& [stack, name] :
+       {std::pair(&packed.gate(), "gate"), {&packed.up(), "up"}, {&packed.down(), "down"}}) {
+    AWQD_ASSIGN_OR_RETURN(const PackedSize size,
+                          MeasurePacked(*stack, device, absl::StrCat(field, ".", name)));
+    out += size;
+  }
+  if (!packed.has_shared_expert()) return out;
+  AWQD_ASSIGN_OR_RETURN(const PackedSize shared,
+                        MeasurePacked(packed.shared_expert(), device, "packed.shared_expert"));
+  out += shared;
   return out;
 }
 

@@ -38,10 +38,11 @@ absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
     v1::GroupedQuantizedMatmulRequest* request, StackPtr stack, int64_t max_send_bytes,
     std::optional<int64_t> cut_bytes = std::nullopt);
 
-// Stacks of experts, or of one weight each for a request without ids.
+// Stacks of experts and perhaps a shared expert, or of one weight each for a request without ids.
 struct MlpStacks {
   StackPtr gate, up, down;
   bool experts = false;
+  engine::GatedMlpWork::Stacks shared = {};
 };
 absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(
     v1::GatedMlpRequest* request, MlpStacks stacks, int64_t max_send_bytes,
@@ -54,8 +55,8 @@ absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes);
 // As MeasurePacked of packed_weight.h, for all weights together.
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const DeviceInfo& device,
                                          absl::string_view field = "packed");
-absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed,
-                                         const DeviceInfo& device);
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed, const DeviceInfo& device,
+                                         absl::string_view field = "packed");
 
 // Decodes the weights of a stack, in order. `field`: "packed", or "packed.gate".
 absl::StatusOr<std::vector<HostWeight>> DecodePacked(const v1::PackedStack& packed,

@@ -71,6 +71,7 @@ class FieldScanner {
     if (known == nullptr) found_.parsed_bytes += kBytesOfUnknown;
     if (field.bytes < 0) return reader_.SkipContents(field);
     if (known != nullptr && known->message_type() != nullptr) {
+      if (depth_ == kMaxDepth) return false;
       found_.parsed_bytes += kBytesOfMessage;
       const bool around_payload = ++depth_ == 1 && known->number() == payload_.message;
       in_payload_message_ |= around_payload;

@@ -144,6 +144,9 @@ class FieldReader {
 // and so is any group, which proto3 does not have. Each packed value is a field too, but all values
 // of an IntValues, FloatValues or InferTensorContents are one.
 inline constexpr int kMaxFields = 4096;
+// Messages in each other, of which the API has at most 8: a type that holds itself must not let a
+// client choose how deep the scan goes.
+inline constexpr int kMaxDepth = 16;
 
 // Bytes of all pieces together.
 int64_t SizeOfAll(Pieces pieces);

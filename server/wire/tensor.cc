@@ -33,7 +33,7 @@ std::string ListNames(DTypeMask mask) {
   return absl::StrJoin(names, ", ");
 }
 
-std::optional<DType> FromProto(v1::DType dtype) {
+std::optional<DType> FindDType(v1::DType dtype) {
   for (const ElementType& type : kElementTypes) {
     if (type.api == dtype) return type.dtype;
   }
@@ -154,7 +154,7 @@ absl::StatusOr<std::string> NarrowInts(const v1::IntValues& ints, DType dtype,
 }  // namespace
 
 absl::StatusOr<DType> ParseDType(v1::DType dtype, DTypeMask allowed, absl::string_view field) {
-  const std::optional<DType> known = FromProto(dtype);
+  const std::optional<DType> known = FindDType(dtype);
   if (known && (allowed & MaskOf(*known))) return *known;
   const std::string got = known ? std::string(Name(*known))
                           : dtype == v1::DTYPE_UNSPECIFIED
@@ -180,7 +180,7 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
                                        absl::string_view field, std::optional<int64_t> cut_bytes) {
   TensorInfo info;
-  const std::optional<DType> dtype = FromProto(tensor.dtype());
+  const std::optional<DType> dtype = FindDType(tensor.dtype());
   if (!dtype || (allowed & MaskOf(*dtype)) == 0) {
     return ParseDType(tensor.dtype(), allowed, Sub(field, "dtype")).status();
   }

@@ -269,6 +269,17 @@ absl::Status CheckEncoding(v1::Encoding encoding, bool to_shared_memory) {
   return absl::OkStatus();
 }
 
+absl::Status CheckActivationFunction(v1::ActivationFunction activation, bool gated) {
+  const absl::string_view expected =
+      gated ? "RELU, GELU, SILU, GELU_TANH, SWIGLU_OAI or SITU, of gate and up"
+            : "NONE, RELU, GELU, SILU or GELU_TANH";
+  AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationFunction_IsValid(activation), activation,
+                                 "activation_function", expected));
+  const bool of_two = activation == v1::SWIGLU_OAI || activation == v1::SITU;
+  if (gated ? activation != v1::NONE : !of_two) return absl::OkStatus();
+  return FieldError("activation_function", v1::ActivationFunction_Name(activation), expected);
+}
+
 absl::StatusOr<DType> OutputDType(v1::DType dtype, DType unspecified, DTypeMask allowed) {
   if (dtype == v1::DTYPE_UNSPECIFIED) return unspecified;
   return ParseDType(dtype, allowed, "output_dtype");
@@ -328,9 +339,22 @@ std::optional<Path> FromProto(v1::Path path) {
 }
 
 ActivationFunction FromProto(v1::ActivationFunction activation) {
-  if (activation == v1::RELU) return ActivationFunction::kRelu;
-  if (activation == v1::GELU) return ActivationFunction::kGelu;
-  return activation == v1::SILU ? ActivationFunction::kSilu : ActivationFunction::kNone;
+  switch (activation) {
+    case v1::RELU:
+      return ActivationFunction::kRelu;
+    case v1::GELU:
+      return ActivationFunction::kGelu;
+    case v1::SILU:
+      return ActivationFunction::kSilu;
+    case v1::GELU_TANH:
+      return ActivationFunction::kGeluTanh;
+    case v1::SWIGLU_OAI:
+      return ActivationFunction::kSwigluOai;
+    case v1::SITU:
+      return ActivationFunction::kSitu;
+    default:
+      return ActivationFunction::kNone;
+  }
 }
 
 ActivationQuantization FromProto(v1::ActivationQuantization quantization) {

@@ -117,6 +117,8 @@ absl::Status CheckSource(const Request& request, absl::string_view what) {
 // `known`: as the generated <Enum>_IsValid says.
 absl::Status CheckEnum(bool known, int value, absl::string_view field, absl::string_view expected);
 absl::Status CheckEncoding(v1::Encoding encoding, bool to_shared_memory);
+// `gated`: of gate and up. NONE is refused of these, and what is theirs alone of others.
+absl::Status CheckActivationFunction(v1::ActivationFunction activation, bool gated);
 // The encoding of an answer: as asked for, else as the tensor `in` of the request is encoded.
 v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in);
 
@@ -168,9 +170,8 @@ absl::Status CheckProduct(const Request& request, std::optional<int64_t> cut_byt
   AWQD_RETURN_IF_ERROR(OutputDType(request.output_dtype(), DType::kFp16, outputs).status());
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::Path_IsValid(request.path()), request.path(), "path",
                                  "AUTO, FUSED or DEQUANTIZE"));
-  const v1::ActivationFunction activation = request.activation_function();
-  AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationFunction_IsValid(activation), activation,
-                                 "activation_function", "NONE, RELU, GELU or SILU"));
+  constexpr bool kGated = requires { request.activation_parameters(); };
+  AWQD_RETURN_IF_ERROR(CheckActivationFunction(request.activation_function(), kGated));
   return CheckEncoding(request.output_encoding(), request.has_output_shared_memory());
 }
 

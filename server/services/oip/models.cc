@@ -90,6 +90,10 @@ struct TensorShape {
   bool optional = false;
 };
 
+std::vector<int64_t> BiasDims(const NamedWeight& found, int64_t n) {
+  return found.experts ? std::vector<int64_t>{kAnySize, n} : std::vector<int64_t>{n};
+}
+
 // x is FP16 here because that is what most send; it may be BF16 or FP32 as well.
 std::vector<TensorShape> ListInputs(const NamedWeight& found) {
   if (found.name.kind == Kind::kDequantize) return {};
@@ -97,6 +101,18 @@ std::vector<TensorShape> ListInputs(const NamedWeight& found) {
   if (found.experts) {
     out.push_back({"ids", "INT32", {kAnySize, kAnySize}});
     out.push_back({"router_weights", "FP32", {kAnySize, kAnySize}, true});
+    // These come in place of ids and router_weights.
+    out.push_back({"router_logits", "FP32", {kAnySize, kAnySize}, true});
+    out.push_back({"correction_bias", "FP32", {kAnySize}, true});
+  }
+  if (found.name.kind == Kind::kMlp) {
+    const std::vector<int64_t> of_gate = BiasDims(found, found.weight->shape.n);
+    out.push_back({"gate_bias", "FP32", of_gate, true});
+    out.push_back({"up_bias", "FP32", of_gate, true});
+    out.push_back({"down_bias", "FP32", BiasDims(found, found.n), true});
+    if (found.experts) {
+      out.push_back({"shared_expert_gate", "FP32", {found.weight->shape.k}, true});
+    }
   }
   if (found.name.kind == Kind::kProduct) {
     out.push_back({"bias", "FP32", {found.n}, true});

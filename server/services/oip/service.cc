@@ -15,9 +15,9 @@
 #include "server/obs/logging.h"
 #include "server/services/call_handlers.h"
 #include "server/services/env.h"
+#include "server/services/memory/regions.h"
 #include "server/services/methods.h"
 #include "server/services/oip/models.h"
-#include "server/services/oip/regions.h"
 #include "server/services/unary.h"
 #include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/tensors.h"
@@ -29,18 +29,11 @@ namespace {
 using security::Need;
 using transport::ServerCall, transport::StreamCall, transport::UnaryCall;
 
-// The owner of the regions that a call may use: its identity's name, or "".
-std::string OwnerName(const ServerCall& call) {
-  return call.identity() == nullptr ? "" : call.identity()->name;
-}
-
 // --- Inference ---
 
 // The surroundings of a request.
 struct Context {
   const Env& env;
-  const Regions& regions;
-  std::string owner;  // whose regions the request may name
   wire::oip::Frame frame;
 };
 
@@ -55,8 +48,7 @@ class OipCodec final : public Codec<Request> {
   wire::PayloadPlace payload() const override { return wire::oip::kRawInputs; }
   absl::Status Decode(const wire::RawMessage& message, const wire::FieldScan& scan,
                       wire::ParsedRequest<Request>* out) override {
-    AWQD_RETURN_IF_ERROR(wire::oip::Decode(message.pieces(), scan, out, &echo_));
-    return ResolveRegions(&out->request);
+    return wire::oip::Decode(message.pieces(), scan, out, &echo_);
   }
   // The requested version must be the one that is served.
   absl::Status CheckFound() const override {
@@ -74,21 +66,6 @@ class OipCodec final : public Codec<Request> {
   }
 
  private:
-  // Where shared memory is off, opening it says so.
-  absl::Status ResolveRegions(Request* request) const {
-    if (!context_.env.shared_memory->on()) return absl::OkStatus();
-    if constexpr (requires { request->mutable_activations(); }) {
-      if (request->activations().has_shared_memory()) {
-        AWQD_RETURN_IF_ERROR(
-            context_.regions.Resolve(context_.owner, "activations.shared_memory",
-                                     request->mutable_activations()->mutable_shared_memory()));
-      }
-    }
-    if (!request->has_output_shared_memory()) return absl::OkStatus();
-    return context_.regions.Resolve(context_.owner, "output_shared_memory",
-                                    request->mutable_output_shared_memory());
-  }
-
   const Context context_;
   wire::oip::Echo echo_;
 };
@@ -113,7 +90,8 @@ std::shared_ptr<RequestHandler> MakeHandler(Context context, absl::string_view m
   const auto make = [&](auto scheme) -> std::shared_ptr<RequestHandler> {
     using Method = decltype(scheme);
     auto codec = std::make_unique<OipCodec<typename Method::Request>>(std::move(context));
-    return HandlerOf<Method>::Make(env, method, call, std::move(codec), std::move(done));
+    return HandlerOf<Method>::Make(env, method, call->request_context(), std::move(codec),
+                                   std::move(done));
   };
   switch (PeekKind(message)) {
     case wire::oip::Kind::kStack:
@@ -138,25 +116,25 @@ grpc::ByteBuffer EncodeStreamError(absl::string_view request_id, const absl::Sta
   return wire::Encode(response);
 }
 
-void ServeInfer(const Env& env, const std::shared_ptr<Regions>& regions) {
+void ServeInfer(const Env& env) {
   // A burst of callers waits less when it need not be asked for one by one.
   constexpr int kMany = 64, kSome = 8;
   using wire::oip::Frame;
-  env.loop->Serve<UnaryCall>(
-      MethodPath("ModelInfer"), Need::kInfer, kMany, [&env, regions](UnaryCall* call) {
-        UnaryHandler<UnaryCall>::Start(call, [&](RequestHandler::Done done) {
-          return MakeHandler({env, *regions, OwnerName(*call), Frame::kAlone}, "ModelInfer", call,
-                             *call->request(), std::move(done));
-        });
-      });
+  env.loop->Serve<UnaryCall>(MethodPath("ModelInfer"), Need::kInfer, kMany,
+                             [&env](UnaryCall* call) {
+                               UnaryHandler<UnaryCall>::Start(call, [&](RequestHandler::Done done) {
+                                 return MakeHandler({env, Frame::kAlone}, "ModelInfer", call,
+                                                    *call->request(), std::move(done));
+                               });
+                             });
   env.admission->RejectWhileBusy(MethodPath("ModelInfer"));
   env.loop->Serve<StreamCall>(
-      MethodPath("ModelStreamInfer"), Need::kInfer, kSome, [&env, regions](StreamCall* call) {
+      MethodPath("ModelStreamInfer"), Need::kInfer, kSome, [&env](StreamCall* call) {
         StreamProtocol protocol;
-        protocol.make_handler = [&env, regions, call](const grpc::ByteBuffer& message,
-                                                      RequestHandler::Done done) {
-          return MakeHandler({env, *regions, OwnerName(*call), Frame::kOnStream},
-                             "ModelStreamInfer", call, message, std::move(done));
+        protocol.make_handler = [&env, call](const grpc::ByteBuffer& message,
+                                             RequestHandler::Done done) {
+          return MakeHandler({env, Frame::kOnStream}, "ModelStreamInfer", call, message,
+                             std::move(done));
         };
         protocol.encode_error = EncodeStreamError;
         protocol.in_order = true;  // clients that send no ids count on it
@@ -187,6 +165,7 @@ absl::Status DescribeServer(const Env& env, const inference::ServerMetadataReque
     response->add_extensions(extension);
   }
   if (env.shared_memory->on()) response->add_extensions("system_shared_memory");
+  if (!env.options.sharing_devices.empty()) response->add_extensions("cuda_shared_memory");
   return absl::OkStatus();
 }
 
@@ -230,21 +209,23 @@ absl::StatusOr<int64_t> ToSigned(uint64_t value, absl::string_view field) {
   return wire::FieldError(field, absl::StrCat(value), "less than 2^63");
 }
 
+// A status about the field `theirs` as one about `ours`.
+absl::Status Renamed(const absl::Status& status, absl::string_view theirs, absl::string_view ours) {
+  absl::string_view rest = status.message();
+  if (wire::FieldOf(status) != theirs || !absl::ConsumePrefix(&rest, theirs)) return status;
+  return wire::WithField(absl::Status(status.code(), absl::StrCat(ours, rest)), ours);
+}
+
 // The fields of awqd.v1.SharedMemory, as this protocol calls them.
-absl::Status RenameFields(const absl::Status& status) {
+absl::Status RenameFields(absl::Status status) {
   constexpr std::pair<absl::string_view, absl::string_view> kWords[] = {
       {"key.name", "key"}, {"key.offset", "offset"}, {"key.size", "byte_size"}};
-  const std::string field = wire::FieldOf(status);
-  absl::string_view rest = status.message();
-  for (const auto& [theirs, ours] : kWords) {
-    if (field != theirs || !absl::ConsumePrefix(&rest, theirs)) continue;
-    return wire::WithField(absl::Status(status.code(), absl::StrCat(ours, rest)), ours);
-  }
+  for (const auto& [theirs, ours] : kWords) status = Renamed(status, theirs, ours);
   return status;
 }
 
 // The range is opened once, so that the client hears now of one that cannot be used.
-absl::Status RegisterRegion(const Env& env, Regions* regions, const std::string& owner,
+absl::Status RegisterSystem(const Env& env, const UnaryCall& call,
                             const inference::SystemSharedMemoryRegisterRequest& request,
                             inference::SystemSharedMemoryRegisterResponse*) {
   Region region = {.name = request.name(),
@@ -259,20 +240,15 @@ absl::Status RegisterRegion(const Env& env, Regions* regions, const std::string&
       env.shared_memory->Open(range, SharedMemory::Access::kRead, "key").status();
   if (!opened.ok()) return RenameFields(opened);
   region.object = env.shared_memory->Identify(region.key);
-  return regions->Register(owner, std::move(region));
+  return env.regions->Register(OwnerName(call.identity()), std::move(region));
 }
 
-absl::Status UnregisterRegion(const Env&, Regions* regions, const std::string& owner,
-                              const inference::SystemSharedMemoryUnregisterRequest& request,
-                              inference::SystemSharedMemoryUnregisterResponse*) {
-  regions->Unregister(owner, request.name());
-  return absl::OkStatus();
-}
-
-absl::Status ListRegions(const Env&, Regions* regions, const std::string& owner,
-                         const inference::SystemSharedMemoryStatusRequest& request,
-                         inference::SystemSharedMemoryStatusResponse* response) {
-  AWQD_ASSIGN_OR_RETURN(const std::vector<Region> found, regions->List(owner, request.name()));
+absl::Status ListSystem(const Env& env, const UnaryCall& call,
+                        const inference::SystemSharedMemoryStatusRequest& request,
+                        inference::SystemSharedMemoryStatusResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(
+      const std::vector<Region> found,
+      env.regions->List(OwnerName(call.identity()), request.name(), RegionKind::kSystem));
   for (const Region& region : found) {
     auto& status = (*response->mutable_regions())[region.name];
     status.set_name(region.name);
@@ -283,54 +259,83 @@ absl::Status ListRegions(const Env&, Regions* regions, const std::string& owner,
   return absl::OkStatus();
 }
 
-// There is no CUDA shared memory. Clients list and unregister all regions before they begin, so
-// only registering one is UNIMPLEMENTED.
-absl::Status RegisterCudaRegion(const Env&, const inference::CudaSharedMemoryRegisterRequest&,
-                                inference::CudaSharedMemoryRegisterResponse*) {
-  return absl::UnimplementedError(
-      "CUDA shared memory: this server has none; use system shared memory "
-      "(SystemSharedMemoryRegister) or raw_input_contents");
+// The region begins where its allocation does. It ends with the connection that registered it.
+absl::Status RegisterCuda(const Env& env, const UnaryCall& call,
+                          const inference::CudaSharedMemoryRegisterRequest& request,
+                          inference::CudaSharedMemoryRegisterResponse*) {
+  if (env.options.sharing_devices.empty()) {
+    return absl::UnimplementedError(
+        "CUDA shared memory: this server takes none: it runs without --cuda_shared_memory, or "
+        "without a GPU; use system shared memory (SystemSharedMemoryRegister) or "
+        "raw_input_contents");
+  }
+  const std::string name = absl::StrCat("cuda:", request.device_id());
+  absl::StatusOr<Device*> device = FindSharingDevice(env, name);
+  if (!device.ok()) return Renamed(device.status(), "device", "device_id");
+  Region region = {.name = request.name(), .registered_by = call.peer()};
+  AWQD_ASSIGN_OR_RETURN(region.size, ToSigned(request.byte_size(), "byte_size"));
+  absl::StatusOr<std::shared_ptr<const DeviceRegion>> memory =
+      DeviceRegion::Import(*device, {.memory = request.raw_handle(), .size = region.size});
+  if (!memory.ok()) {
+    return Renamed(Renamed(memory.status(), "cuda_ipc_memory", "raw_handle"), "size", "byte_size");
+  }
+  region.device_memory = *std::move(memory);
+  return env.regions->Register(OwnerName(call.identity()), std::move(region));
 }
 
-absl::Status UnregisterCudaRegion(const Env&, const inference::CudaSharedMemoryUnregisterRequest&,
-                                  inference::CudaSharedMemoryUnregisterResponse*) {
+absl::Status ListCuda(const Env& env, const UnaryCall& call,
+                      const inference::CudaSharedMemoryStatusRequest& request,
+                      inference::CudaSharedMemoryStatusResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(
+      const std::vector<Region> found,
+      env.regions->List(OwnerName(call.identity()), request.name(), RegionKind::kDevice));
+  for (const Region& region : found) {
+    auto& status = (*response->mutable_regions())[region.name];
+    status.set_name(region.name);
+    status.set_device_id(region.device_memory->device().info().index);
+    status.set_byte_size(region.size);
+  }
   return absl::OkStatus();
 }
 
-absl::Status ListCudaRegions(const Env&, const inference::CudaSharedMemoryStatusRequest& request,
-                             inference::CudaSharedMemoryStatusResponse*) {
-  return request.name().empty() ? absl::OkStatus() : Regions::NoRegion(request.name());
+// Clients list and unregister all regions before they begin, so these work without any.
+template <RegionKind kKind, typename Request, typename Response>
+absl::Status Unregister(const Env& env, const UnaryCall& call, const Request& request, Response*) {
+  env.regions->Unregister(OwnerName(call.identity()), request.name(), kKind);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 void Serve(const Env& env) {
-  // The table lives as long as the handlers that know it.
-  const auto regions = std::make_shared<Regions>(env.shared_memory.get());
   const UnaryOptions health = {.need = Need::kHealth}, infer = {.need = Need::kInfer};
-  const auto serve_owner = [&]<typename Request, typename Response>(
-                               absl::string_view method,
-                               absl::Status (*fill)(const Env&, Regions*, const std::string& owner,
-                                                    const Request&, Response*)) {
-    ServeUnary<Request, Response>(
-        env, MethodPath(method), infer,
-        [&env, regions, fill](const UnaryCall& call, const Request& request, Response* response) {
-          return fill(env, regions.get(), OwnerName(call), request, response);
-        });
-  };
-  ServeInfer(env, regions);
+  const auto serve_regions =
+      [&]<typename Request, typename Response>(
+          absl::string_view method,
+          absl::Status (*fill)(const Env&, const UnaryCall&, const Request&, Response*)) {
+        ServeUnary<Request, Response>(
+            env, MethodPath(method), infer,
+            [&env, fill](const UnaryCall& call, const Request& request, Response* response) {
+              return fill(env, call, request, response);
+            });
+      };
+  ServeInfer(env);
   ServeModels(env);
   ServeUnary(env, MethodPath("ServerLive"), health, IsLive);
   ServeUnary(env, MethodPath("ServerReady"), health, IsReady);
   ServeUnary(env, MethodPath("ServerMetadata"), {}, DescribeServer);
   ServeUnary(env, MethodPath("TraceSetting"), {}, TellTracing);
   ServeUnary(env, MethodPath("LogSettings"), {}, TellLogging);
-  serve_owner("SystemSharedMemoryStatus", ListRegions);
-  serve_owner("SystemSharedMemoryRegister", RegisterRegion);
-  serve_owner("SystemSharedMemoryUnregister", UnregisterRegion);
-  ServeUnary(env, MethodPath("CudaSharedMemoryStatus"), infer, ListCudaRegions);
-  ServeUnary(env, MethodPath("CudaSharedMemoryRegister"), infer, RegisterCudaRegion);
-  ServeUnary(env, MethodPath("CudaSharedMemoryUnregister"), infer, UnregisterCudaRegion);
+  serve_regions("SystemSharedMemoryStatus", ListSystem);
+  serve_regions("SystemSharedMemoryRegister", RegisterSystem);
+  serve_regions("SystemSharedMemoryUnregister",
+                Unregister<RegionKind::kSystem, inference::SystemSharedMemoryUnregisterRequest,
+                           inference::SystemSharedMemoryUnregisterResponse>);
+  serve_regions("CudaSharedMemoryStatus", ListCuda);
+  serve_regions("CudaSharedMemoryRegister", RegisterCuda);
+  serve_regions("CudaSharedMemoryUnregister",
+                Unregister<RegionKind::kDevice, inference::CudaSharedMemoryUnregisterRequest,
+                           inference::CudaSharedMemoryUnregisterResponse>);
 }
 
 }  // namespace awqd::services::oip

@@ -84,6 +84,13 @@ void SetParameters(const Parameters& from, Request* to) {
     to->set_path(from.path);
     to->set_activation_function(from.activation_function);
   }
+  if constexpr (requires { to->mutable_activation_parameters(); }) {
+    *to->mutable_activation_parameters() = from.activation;
+    to->mutable_mlp()->set_shared_expert(from.shared_expert);
+  }
+  if constexpr (requires { to->mutable_router(); }) {
+    if (from.router) *to->mutable_router() = *from.router;
+  }
   if constexpr (requires { to->mutable_rows(); }) {
     *to->mutable_rows() = from.rows;
     *to->mutable_columns() = from.columns;
@@ -95,11 +102,11 @@ void SetParameters(const Parameters& from, Request* to) {
 
 // A tensor field is set by whoever takes its pointer, so only those of inputs that came are asked.
 template <typename Request>
-absl::InlinedVector<Slot, 5> ListSlots(const ModelInferRequest& from, Request* to) {
+absl::InlinedVector<Slot, 10> ListSlots(const ModelInferRequest& from, Request* to) {
   const auto came = [&](absl::string_view name) {
     return absl::c_any_of(from.inputs(), [&](const auto& input) { return input.name() == name; });
   };
-  absl::InlinedVector<Slot, 5> slots;
+  absl::InlinedVector<Slot, 10> slots;
   const auto add = [&](absl::string_view name, auto mutable_tensor, bool payload = false) {
     slots.push_back({name, came(name) ? mutable_tensor() : nullptr, payload});
   };
@@ -110,6 +117,14 @@ absl::InlinedVector<Slot, 5> ListSlots(const ModelInferRequest& from, Request* t
   if constexpr (requires { to->mutable_expert_ids(); }) {
     add("ids", [to] { return to->mutable_expert_ids(); });
     add("router_weights", [to] { return to->mutable_router_weights(); });
+    add("router_logits", [to] { return to->mutable_router()->mutable_logits(); });
+    add("correction_bias", [to] { return to->mutable_router()->mutable_correction_bias(); });
+  }
+  if constexpr (requires { to->mutable_gate_bias(); }) {
+    add("gate_bias", [to] { return to->mutable_gate_bias(); });
+    add("up_bias", [to] { return to->mutable_up_bias(); });
+    add("down_bias", [to] { return to->mutable_down_bias(); });
+    add("shared_expert_gate", [to] { return to->mutable_shared_expert_gate(); });
   }
   if constexpr (requires { to->mutable_bias(); }) {
     add("bias", [to] { return to->mutable_bias(); });
@@ -165,7 +180,7 @@ absl::Status Decode(Pieces pieces, const FieldScan& scan, ParsedRequest<Request>
   echo->execution = parameters.execution;
   echo->final_response = parameters.final_response;
   AWQD_RETURN_IF_ERROR(TakeOutputs(from, echo));
-  if (!echo->output.name().empty()) *to.mutable_output_shared_memory() = echo->output;
+  if (!echo->output.region().empty()) *to.mutable_output_shared_memory() = echo->output;
   AWQD_ASSIGN_OR_RETURN(const Inputs inputs,
                         TakeInputs(&*message, scan.payloads, pieces, ListSlots(from, &to)));
   out->cut = inputs.cut;
@@ -230,6 +245,12 @@ struct FieldName {
 constexpr FieldName kTensors[] = {{"activations", "x"},
                                   {"expert_ids", "ids"},
                                   {"router_weights", "router_weights"},
+                                  {"router.logits", "router_logits"},
+                                  {"router.correction_bias", "correction_bias"},
+                                  {"gate_bias", "gate_bias"},
+                                  {"up_bias", "up_bias"},
+                                  {"down_bias", "down_bias"},
+                                  {"shared_expert_gate", "shared_expert_gate"},
                                   {"bias", "bias"},
                                   {"activation_scales", "activation_scales"}};
 // Parts of a tensor, longest first where one begins with another.
@@ -238,7 +259,7 @@ constexpr FieldName kMembers[] = {{".dtype", ".datatype"},
                                   {".floats", ".contents.fp32_contents"},
                                   {".ints.values", ".contents.int_contents"},
                                   {".ints", ".contents.int_contents"},
-                                  {".shared_memory.name", ".parameters[shared_memory_region]"},
+                                  {".shared_memory.region", ".parameters[shared_memory_region]"},
                                   {".shared_memory.offset", ".parameters[shared_memory_offset]"},
                                   {".shared_memory.size", ".parameters[shared_memory_byte_size]"},
                                   {".shared_memory", ".parameters[shared_memory_region]"}};
@@ -255,10 +276,21 @@ constexpr FieldName kOthers[] = {
     {"output_dtype", "parameters[output_dtype]"},
     {"path", "parameters[path]"},
     {"activation_function", "parameters[activation_function]"},
+    {"activation_parameters.limit", "parameters[activation_limit]"},
+    {"activation_parameters.alpha", "parameters[activation_alpha]"},
+    {"activation_parameters.beta", "parameters[activation_beta]"},
+    {"activation_parameters.linear_beta", "parameters[activation_linear_beta]"},
+    {"router.top_k", "parameters[top_k]"},
+    {"router.scoring", "parameters[scoring]"},
+    {"router.n_group", "parameters[n_group]"},
+    {"router.topk_group", "parameters[topk_group]"},
+    {"router.routed_scaling_factor", "parameters[routed_scaling_factor]"},
+    {"router", "inputs[router_logits]"},
+    {"mlp.shared_expert", "parameters[shared_expert]"},
     {"activation_quantization", "parameters[activation_quantization]"},
     {"rows", "parameters[row_begin, row_end]"},
     {"columns", "parameters[column_begin, column_end]"},
-    {"output_shared_memory.name", "outputs[0].parameters[shared_memory_region]"},
+    {"output_shared_memory.region", "outputs[0].parameters[shared_memory_region]"},
     {"output_shared_memory.offset", "outputs[0].parameters[shared_memory_offset]"},
     {"output_shared_memory.size", "outputs[0].parameters[shared_memory_byte_size]"},
     {"output_shared_memory", "outputs[0].parameters[shared_memory_region]"}};

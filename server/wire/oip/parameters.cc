@@ -59,6 +59,7 @@ std::optional<int64_t> IntOf(const InferParameter& value,
   return number && *number >= 0 && *number <= max ? number : std::nullopt;
 }
 constexpr absl::string_view kAnInteger = "an integer of at least 0";
+constexpr absl::string_view kANumber = "a number";
 
 // Reads one value. False where it is none that the parameter may have.
 using Reader = bool (*)(const InferParameter& value, Parameters* out);
@@ -94,12 +95,61 @@ bool ReadBound(const InferParameter& value, Parameters* out) {
   return bound.has_value();
 }
 
+std::optional<float> NumberOf(const InferParameter& value) {
+  if (value.has_double_param()) return static_cast<float>(value.double_param());
+  if (value.has_int64_param()) return static_cast<float>(value.int64_param());
+  return std::nullopt;
+}
+
+template <void (v1::ActivationParameters::*kSet)(float)>
+bool ReadActivation(const InferParameter& value, Parameters* out) {
+  const std::optional<float> number = NumberOf(value);
+  if (number) (out->activation.*kSet)(*number);
+  return number.has_value();
+}
+
+v1::Router& RouterOf(Parameters* out) { return out->router ? *out->router : out->router.emplace(); }
+
+template <void (v1::Router::*kSet)(int32_t)>
+bool ReadCount(const InferParameter& value, Parameters* out) {
+  const std::optional<int64_t> number = IntOf(value, std::numeric_limits<int32_t>::max());
+  if (number) (RouterOf(out).*kSet)(static_cast<int32_t>(*number));
+  return number.has_value();
+}
+
+bool ReadScoring(const InferParameter& value, Parameters* out) {
+  v1::RouterScoring scoring;
+  if (!value.has_string_param() || !v1::RouterScoring_Parse(value.string_param(), &scoring)) {
+    return false;
+  }
+  RouterOf(out).set_scoring(scoring);
+  return true;
+}
+
+bool ReadNormalization(const InferParameter& value, Parameters* out) {
+  if (value.has_bool_param()) RouterOf(out).set_norm_topk_prob(value.bool_param());
+  return value.has_bool_param();
+}
+
+bool ReadScalingFactor(const InferParameter& value, Parameters* out) {
+  const std::optional<float> number = NumberOf(value);
+  if (number) RouterOf(out).set_routed_scaling_factor(*number);
+  return number.has_value();
+}
+
+bool ReadSharedExpert(const InferParameter& value, Parameters* out) {
+  out->shared_expert = value.string_param();
+  return value.has_string_param() && !out->shared_expert.empty();
+}
+
 constexpr unsigned KindBit(Kind kind) { return 1u << static_cast<int>(kind); }
 constexpr unsigned kProducts =
     KindBit(Kind::kProduct) | KindBit(Kind::kStack) | KindBit(Kind::kMlp);
 constexpr unsigned kAll = kProducts | KindBit(Kind::kDequantize);
 
 constexpr unsigned kProduct = KindBit(Kind::kProduct);
+constexpr unsigned kMlp = KindBit(Kind::kMlp);
+constexpr unsigned kExperts = KindBit(Kind::kStack) | kMlp;
 constexpr unsigned kBlock = KindBit(Kind::kDequantize);
 
 struct ParameterRow {
@@ -118,7 +168,19 @@ constexpr ParameterRow kParameters[] = {
      "\"AUTO\", \"FUSED\" or \"DEQUANTIZE\""},
     {"activation_function", kProducts,
      ReadEnum<&Parameters::activation_function, v1::ActivationFunction_Parse>,
-     "\"NONE\", \"RELU\", \"GELU\" or \"SILU\""},
+     "\"NONE\", \"RELU\", \"GELU\", \"SILU\", \"GELU_TANH\", \"SWIGLU_OAI\" or \"SITU\""},
+    {"activation_limit", kMlp, ReadActivation<&v1::ActivationParameters::set_limit>, kANumber},
+    {"activation_alpha", kMlp, ReadActivation<&v1::ActivationParameters::set_alpha>, kANumber},
+    {"activation_beta", kMlp, ReadActivation<&v1::ActivationParameters::set_beta>, kANumber},
+    {"activation_linear_beta", kMlp, ReadActivation<&v1::ActivationParameters::set_linear_beta>,
+     kANumber},
+    {"top_k", kExperts, ReadCount<&v1::Router::set_top_k>, kAnInteger},
+    {"scoring", kExperts, ReadScoring, "\"SOFTMAX\", \"SIGMOID\" or \"SQRTSOFTPLUS\""},
+    {"n_group", kExperts, ReadCount<&v1::Router::set_n_group>, kAnInteger},
+    {"topk_group", kExperts, ReadCount<&v1::Router::set_topk_group>, kAnInteger},
+    {"norm_topk_prob", kExperts, ReadNormalization, "true or false"},
+    {"routed_scaling_factor", kExperts, ReadScalingFactor, kANumber},
+    {"shared_expert", kMlp, ReadSharedExpert, "the path of a gated MLP"},
     {"activation_quantization", kProduct,
      ReadEnum<&Parameters::activation_quantization, v1::ActivationQuantization_Parse>,
      "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\" or "
@@ -178,7 +240,7 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
       if (!value.has_string_param() || value.string_param().empty()) {
         return FieldError(at, TextOf(value), "the name of a region");
       }
-      out->set_name(value.string_param());
+      out->set_region(value.string_param());
     } else if (name == kOffset || name == kSize) {
       const std::optional<int64_t> number = IntOf(value);
       if (!number) return FieldError(at, TextOf(value), kAnInteger);
@@ -188,8 +250,8 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
       return Unknown(at, value, kKnown);
     }
   }
-  if (placed && (out->name().empty() || !size)) {
-    return FieldError(FieldText(parameters, out->name().empty() ? kRegion : kSize), "nothing",
+  if (placed && (out->region().empty() || !size)) {
+    return FieldError(FieldText(parameters, out->region().empty() ? kRegion : kSize), "nothing",
                       absl::StrCat(kRegion, " and ", kSize, " together"));
   }
   out->set_size(size.value_or(0));
@@ -197,7 +259,7 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
 }
 
 void FillRegionRange(const v1::SharedMemory& range, ParameterMap* out) {
-  (*out)[kRegion].set_string_param(range.name());
+  (*out)[kRegion].set_string_param(range.region());
   (*out)[kSize].set_int64_param(range.size());
   if (range.offset() != 0) (*out)[kOffset].set_int64_param(range.offset());
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,6 +23,9 @@ struct Parameters {
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;
+  v1::ActivationParameters activation;  // "activation_limit" and so on
+  std::optional<v1::Router> router;     // without tensors; none of its fields: nothing
+  std::string shared_expert;
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;
   v1::Range rows, columns;
   bool execution = false;       // the answer says what ran
@@ -37,8 +41,8 @@ inline constexpr int64_t kDefaultPriority = 5;
 // another type or out of range.
 absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out);
 
-// Reads the place of an input or an output in shared memory, whose name is that of a region; empty:
-// the tensor is in the message. `field` is its path in the request. INVALID_ARGUMENT as above.
+// Reads the place of an input or an output in shared memory, as a region; none: the tensor is in
+// the message. `field` is its path in the request. INVALID_ARGUMENT as above.
 absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field,
                              v1::SharedMemory* out);
 

@@ -137,7 +137,7 @@ class InputReader {
     *tensor->mutable_shape() = input.shape();
     v1::SharedMemory range;
     AWQD_RETURN_IF_ERROR(ReadRegionRange(input.parameters(), FieldOfInput(slot.name), &range));
-    if (!range.name().empty()) {
+    if (!range.region().empty()) {
       if (input.has_contents()) return RefuseContents(slot, "shared memory");
       *tensor->mutable_shared_memory() = std::move(range);
       return absl::OkStatus();

@@ -1,5 +1,5 @@
 // Opening, reading and writing ranges of shared-memory objects.
-#include "server/services/shared_memory.h"
+#include "server/services/memory/shared_memory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -35,7 +35,17 @@ bool IsPlain(absl::string_view text) {
   });
 }
 
-constexpr absl::string_view kInputs[] = {"x", "bias", "activation_scales", "ids", "router_weights"};
+constexpr absl::string_view kInputs[] = {"x",
+                                         "bias",
+                                         "activation_scales",
+                                         "ids",
+                                         "router_weights",
+                                         "router_logits",
+                                         "correction_bias",
+                                         "gate_bias",
+                                         "up_bias",
+                                         "down_bias",
+                                         "shared_expert_gate"};
 constexpr absl::string_view kOutputs[] = {"y", "w"};
 
 // Whether perf_analyzer calls an object so: by the name of an output of the inference protocol, or
@@ -123,6 +133,11 @@ absl::Status SharedRange::Refuse(absl::string_view reason) const {
 }
 
 absl::Status SharedRange::Read(char* out) const {
+  if (on_device()) return region_->Copy({out, mapped_.data(), size_});
+  if (mapped()) {
+    std::memcpy(out, mapped_.data(), static_cast<size_t>(size_));
+    return absl::OkStatus();
+  }
   const int error = TransferAll(size_, [&](int64_t done) {
     return pread(fd_.get(), out + done, static_cast<size_t>(size_ - done), offset_ + done);
   });
@@ -133,6 +148,11 @@ absl::Status SharedRange::Read(char* out) const {
 absl::Status SharedRange::Write(absl::string_view bytes) const {
   const auto size = static_cast<int64_t>(bytes.size());
   if (size > size_) return absl::InternalError("more bytes than the range has");
+  if (on_device()) return region_->Copy({mapped_.data(), bytes.data(), size});
+  if (mapped()) {
+    std::memcpy(mapped_.data(), bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
   const int error = TransferAll(size, [&](int64_t done) {
     return pwrite(fd_.get(), bytes.data() + done, static_cast<size_t>(size - done), offset_ + done);
   });
@@ -227,7 +247,7 @@ std::optional<SharedMemory::ObjectId> SharedMemory::Identify(const std::string& 
 
 void SharedMemory::Write(SharedRange range, engine::Payload result,
                          std::function<void(const absl::Status&)> done) {
-  const bool here = result.size() < kWriteElsewhereBytes;
+  const bool here = range.mapped() || result.size() < kWriteElsewhereBytes;
   const std::function<void()> job = [range = std::make_shared<SharedRange>(std::move(range)),
                                      result = std::move(result), done = std::move(done)] {
     const absl::Status status = range->Write(result.view());

@@ -39,6 +39,7 @@
 #include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 #include "server/engine/staging.h"
+#include "server/services/memory/device_region.h"
 #include "server/services/task_queue.h"
 
 namespace awqd::services {
@@ -46,18 +47,35 @@ namespace awqd::services {
 struct SharedMemoryOptions {
   std::vector<std::string> prefixes;  // none of them empty; none: off
   int64_t max_open = 256;             // ranges
+  bool cuda = false;                  // memory of GPUs too
 };
 
 // INVALID_ARGUMENT unless 1 to 64 letters, digits, '.', '_' and '-', not starting with '.'.
 absl::Status CheckSharedMemoryPrefix(absl::string_view prefix);
 
-// An open range of an object. Move-only; closes it when destroyed.
+// A range of memory that a client and the server share: of an open object, of a ring, or of a GPU.
+// A further kind of memory is a further kind of range. Move-only; closes an object when destroyed.
 class SharedRange {
  public:
   SharedRange() = default;
+  // Bytes that stay mapped, whatever their client does, as long as `owner` lives.
+  SharedRange(std::shared_ptr<const void> owner, char* data, int64_t size)
+      : mapped_(std::move(owner), data, size), size_(size) {}
+  // A range within memory of a GPU. `field`: where the request has it.
+  SharedRange(std::shared_ptr<const DeviceRegion> region, int64_t offset, int64_t size,
+              absl::string_view field)
+      : mapped_(region->Slice(offset, size)),
+        region_(std::move(region)),
+        size_(size),
+        field_(field) {}
 
-  explicit operator bool() const { return fd_.ok(); }
+  explicit operator bool() const { return fd_.ok() || mapped() || on_device(); }
+  bool mapped() const { return !on_device() && mapped_.data() != nullptr; }
+  bool on_device() const { return region_ != nullptr; }
   int64_t size() const { return size_; }
+  // A GPU's memory itself, for works that access it, and its events.
+  const engine::Payload& device_memory() const { return mapped_; }
+  const std::shared_ptr<const DeviceRegion>& region() const { return region_; }
 
   // Reads the whole range. INVALID_ARGUMENT when the object has become shorter.
   absl::Status Read(char* out) const;
@@ -78,6 +96,8 @@ class SharedRange {
 
   Slot slot_;
   UniqueFd fd_;
+  engine::Payload mapped_;
+  std::shared_ptr<const DeviceRegion> region_;
   int64_t offset_ = 0;
   int64_t size_ = 0;
   std::string field_;
