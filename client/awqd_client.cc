@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -147,6 +148,77 @@ class StreamOverGrpc : public MatmulStream {
   absl::Status final_;
 };
 
+class RegionOverGrpc : public SharedRegion {
+ public:
+  ~RegionOverGrpc() override {
+    context_.TryCancel();
+    (void)End();
+  }
+  grpc::ClientContext* context() { return &context_; }
+
+  // Once. OK: the region is there.
+  grpc::Status Start(InferenceStub& stub, const v1::ShareMemoryRequest& request,
+                     absl::Time deadline) {
+    reader_ = stub.AsyncShareMemory(&context_, request, &queue_, this);
+    if (Wait(absl::InfiniteFuture()) != Event::kDone) return End();
+    Read();
+    const Event answered = Wait(deadline);
+    if (answered == Event::kDone) {
+      Read();
+      return grpc::Status::OK;
+    }
+    if (answered == Event::kFailed) return End();
+    context_.TryCancel();
+    (void)End();
+    return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
+  }
+  bool alive() const override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return reading_ && Wait(absl::UnixEpoch()) == Event::kNone;
+  }
+
+ private:
+  enum class Event { kNone, kDone, kFailed };
+
+  // The end of the operation in progress; none by the deadline.
+  Event Wait(absl::Time deadline) const {
+    void* tag = nullptr;
+    bool ok = false;
+    switch (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(deadline))) {
+      case grpc::CompletionQueue::GOT_EVENT:
+        reading_ = false;
+        return ok ? Event::kDone : Event::kFailed;
+      case grpc::CompletionQueue::TIMEOUT:
+        return Event::kNone;
+      default:
+        return Event::kFailed;
+    }
+  }
+  void Read() {
+    reading_ = true;
+    reader_->Read(&answer_, this);
+  }
+  // Once: the call's status, when it has ended.
+  grpc::Status End() {
+    if (reader_ == nullptr) return grpc::Status::OK;
+    if (reading_) Wait(absl::InfiniteFuture());
+    grpc::Status status;
+    reader_->Finish(&status, this);
+    Wait(absl::InfiniteFuture());
+    queue_.Shutdown();
+    Wait(absl::InfiniteFuture());
+    reader_ = nullptr;
+    return status;
+  }
+
+  grpc::ClientContext context_;
+  mutable grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::ShareMemoryResponse>> reader_;
+  v1::ShareMemoryResponse answer_;
+  mutable std::mutex mu_;
+  mutable bool reading_ = false;
+};
+
 class ClientOverGrpc : public Client {
  public:
   ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, Credentials credentials,
@@ -229,6 +301,17 @@ class ClientOverGrpc : public Client {
                                                ToRequest(std::move(call)), options));
     AWQD_ASSIGN_OR_RETURN(Tensor output, FromProto(std::move(*response.mutable_output())));
     return DequantizeKvResult{std::move(output), response.execution()};
+  }
+
+  absl::StatusOr<std::unique_ptr<SharedRegion>> ShareMemory(const v1::ShareMemoryRequest& request,
+                                                            const CallOptions& options) override {
+    auto region = std::make_unique<RegionOverGrpc>();
+    // The call lasts as long as the region, its answer has a deadline.
+    Begin(*region->context(), {.timeout = absl::InfiniteDuration()}, request);
+    const absl::Time deadline = absl::Now() + WithTimeout(options).timeout;
+    const grpc::Status status = region->Start(*inference_, request, deadline);
+    if (status.ok()) return region;
+    return credentials_.WithQuestion(FromGrpc(status, max_receive_bytes_));
   }
 
   absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options) override {

@@ -93,13 +93,26 @@ struct Routing {
   std::optional<Tensor> router_weights = std::nullopt;
 };
 
+// Router logits, by which the server chooses the experts of each token; the answer has one row a
+// token. The fields of v1::Router mean the same.
+struct Router {
+  Tensor logits;  // FP16, BF16 or FP32 [..., experts]
+  int32_t top_k = 1;
+  v1::RouterScoring scoring = v1::SOFTMAX;
+  std::optional<Tensor> correction_bias = std::nullopt;  // FP16, BF16 or FP32 [experts]
+  int32_t n_group = 0, topk_group = 0;
+  bool norm_topk_prob = false;
+  float routed_scaling_factor = 1;
+};
+
 // A product of experts: the fields that MatmulCall has too mean the same.
 struct GroupedMatmulCall {
   // A stack of a loaded model, "model.layers.0.mlp.experts.*.up_proj", or one in the request.
   std::variant<WeightName, v1::PackedStack> stack;
   Tensor activations;
-  Routing routing;
-  std::optional<Tensor> bias = std::nullopt;  // [experts, N], instead of the experts' own
+  Routing routing = {};
+  std::optional<Router> router = std::nullopt;  // instead of `routing`
+  std::optional<Tensor> bias = std::nullopt;    // [experts, N], instead of the experts' own
   DType output_dtype = v1::DTYPE_UNSPECIFIED;
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;
@@ -109,14 +122,20 @@ struct GroupedMatmulCall {
   std::optional<v1::SharedMemory> shared_output = std::nullopt;
 };
 
-// y = down(activation_function(gate(x)) * up(x)).
+// y = down(activation_function(gate(x)) * up(x)), or of gate and up together.
 struct GatedMlpCall {
   std::variant<v1::GatedMlpRef, v1::PackedGatedMlp> mlp;
   Tensor activations;
   std::optional<Routing> routing = std::nullopt;  // of projections that are stacks of experts
+  std::optional<Router> router = std::nullopt;    // instead of `routing`
+  // Instead of the weights' own: [I], [I] and [N], of experts [experts, I] and [experts, N].
+  std::optional<Tensor> gate_bias = std::nullopt, up_bias = std::nullopt, down_bias = std::nullopt;
+  // [K]: the shared expert that `mlp` names is multiplied by sigmoid(x . shared_expert_gate).
+  std::optional<Tensor> shared_expert_gate = std::nullopt;
   DType output_dtype = v1::DTYPE_UNSPECIFIED;
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::SILU;
+  v1::ActivationParameters activation_parameters = {};  // not set: the function's defaults
   int32_t priority = 0;
   std::string request_id = "";
   std::optional<v1::SharedMemory> shared_activations = std::nullopt;
@@ -211,6 +230,14 @@ class MatmulStream {
   virtual void Cancel() = 0;
 };
 
+// Holds a region of Client::ShareMemory. Must not outlive its Client.
+class SharedRegion {
+ public:
+  virtual ~SharedRegion() = default;
+  // False once the server has ended the region, as a server that stops does.
+  virtual bool alive() const = 0;
+};
+
 // Thread-safe. Calls block. Nothing is retried: a call that may have reached the server is for the
 // caller to repeat. A request of 2 GiB or more is INVALID_ARGUMENT and not sent.
 class Client {
@@ -243,6 +270,12 @@ class Client {
                                                       const CallOptions& options = {}) = 0;
   virtual absl::StatusOr<DequantizeKvResult> DequantizeKv(DequantizeKvCall call,
                                                           const CallOptions& options = {}) = 0;
+
+  // Shares memory of a GPU with a server on this machine that runs with --cuda_shared_memory:
+  // shared_activations and shared_output may name the region until the result is destroyed. The
+  // deadline is that of the answer.
+  virtual absl::StatusOr<std::unique_ptr<SharedRegion>> ShareMemory(
+      const v1::ShareMemoryRequest& request, const CallOptions& options = {}) = 0;
 
   virtual absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options = {}) = 0;
   virtual absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,

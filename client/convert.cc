@@ -29,6 +29,23 @@ void SetSource(const std::variant<WeightName, Packed>& source, Request& request)
 }
 
 template <typename Request>
+void SetRouter(Router router, Request& request) {
+  v1::Router& out = *request.mutable_router();
+  *out.mutable_logits() = ToProto(std::move(router.logits));
+  out.set_top_k(router.top_k);
+  out.set_scoring(router.scoring);
+  if (router.correction_bias) {
+    *out.mutable_correction_bias() = ToProto(*std::move(router.correction_bias));
+  }
+  out.set_n_group(router.n_group);
+  out.set_topk_group(router.topk_group);
+  out.set_norm_topk_prob(router.norm_topk_prob);
+  if (router.routed_scaling_factor != 1) {
+    out.set_routed_scaling_factor(router.routed_scaling_factor);
+  }
+}
+
+template <typename Request>
 void SetRouting(Routing routing, Request& request) {
   *request.mutable_expert_ids() = ToProto(std::move(routing.expert_ids));
   if (routing.router_weights.has_value()) {
@@ -140,7 +157,11 @@ v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {
 v1::GroupedQuantizedMatmulRequest ToRequest(GroupedMatmulCall call) {
   v1::GroupedQuantizedMatmulRequest request;
   SetSource(call.stack, request);
-  SetRouting(std::move(call.routing), request);
+  if (call.router) {
+    SetRouter(*std::move(call.router), request);
+  } else {
+    SetRouting(std::move(call.routing), request);
+  }
   if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
   SetProduct(std::move(call), request);
   return request;
@@ -153,7 +174,20 @@ v1::GatedMlpRequest ToRequest(GatedMlpCall call) {
   } else {
     *request.mutable_packed() = std::get<v1::PackedGatedMlp>(std::move(call.mlp));
   }
-  if (call.routing.has_value()) SetRouting(*std::move(call.routing), request);
+  if (call.router) {
+    SetRouter(*std::move(call.router), request);
+  } else if (call.routing) {
+    SetRouting(*std::move(call.routing), request);
+  }
+  if (call.gate_bias) *request.mutable_gate_bias() = ToProto(*std::move(call.gate_bias));
+  if (call.up_bias) *request.mutable_up_bias() = ToProto(*std::move(call.up_bias));
+  if (call.down_bias) *request.mutable_down_bias() = ToProto(*std::move(call.down_bias));
+  if (call.shared_expert_gate) {
+    *request.mutable_shared_expert_gate() = ToProto(*std::move(call.shared_expert_gate));
+  }
+  if (call.activation_parameters.ByteSizeLong() > 0) {
+    *request.mutable_activation_parameters() = call.activation_parameters;
+  }
   SetProduct(std::move(call), request);
   return request;
 }

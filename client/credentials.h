@@ -19,6 +19,8 @@ class Credentials {
   static absl::StatusOr<Credentials> Read(const std::string& address, const Security& security);
 
   const std::shared_ptr<grpc::ChannelCredentials>& channel() const { return channel_; }
+  // "Bearer TOKEN", or empty.
+  const std::string& authorization() const { return authorization_; }
   // Adds the token, if there is one, to a call that has not begun.
   void Authorize(grpc::ClientContext& context) const {
     if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);

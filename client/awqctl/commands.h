@@ -19,6 +19,7 @@
 #include "client/awqd_client.h"
 #include "client/bench/plan.h"
 #include "client/shared_memory.h"
+#include "client/tools/quantize.h"
 #include "google/protobuf/message.h"
 
 namespace awqd::awqctl {
@@ -40,21 +41,31 @@ struct BenchFlags {
   std::string json_file;  // likewise
 };
 
-// inspect, diff, quantize, convert
+// inspect, diff, quantize, convert, merge
 struct ToolFlags {
   std::string folder;
-  std::string other;  // diff: the second folder
+  std::string other;  // diff: the second folder; merge: the adapter
   int64_t worst = 3;
-  // quantize, convert; `to` of both
+  // quantize, convert, merge
   std::string output;
   std::string to;
   int bits = 4;
-  int64_t group_size = 128;
+  int64_t group_size = tools::kGroupSizeOfTarget;
   bool symmetric = false;
   bool search = false;
   std::vector<std::string> leave_out;
   std::string dtype;  // as safetensors spells it; empty: the model's
   bool verify = false;
+};
+
+// A mixture's router: files, and what client::Router has.
+struct RouterFlags {
+  std::string logits;  // empty: there is none
+  std::string correction_bias;
+  v1::RouterScoring scoring = v1::SOFTMAX;
+  int32_t n_group = 0, topk_group = 0;
+  bool norm_topk_prob = false;
+  float routed_scaling_factor = 1;
 };
 
 struct TokenFlags {
@@ -100,7 +111,12 @@ struct Flags {
   std::string expert_ids;
   std::string router_weights;
   std::optional<int64_t> top_k;
-  // mlp: paths of projections that are not called <weight>.gate_proj and so on
+  RouterFlags router;
+  // mlp
+  v1::ActivationParameters activation_parameters;
+  std::string gate_bias, up_bias, down_bias;
+  std::string shared_expert, shared_expert_gate;
+  // Paths of projections that are not called <weight>.gate_proj and so on.
   std::string gate, up, down;
   client::DType scale_dtype = v1::DTYPE_UNSPECIFIED;  // quantize-kv
   v1::ActivationQuantization quantize_activations = v1::ACTIVATIONS_AS_SENT;
@@ -134,7 +150,7 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
 // The subcommands.
 Command Status, Models, Load, Unload, Kernels, Dequantize, Matmul, Mlp, QuantizeKv, Top,
     Healthcheck, Bench;
-LocalCommand Compare, Inspect, Diff, Quantize, Convert, Token;
+LocalCommand Compare, Inspect, Diff, Quantize, Convert, Merge, Token;
 
 // Parses, connects and runs. The whole of main, so that tests can call it.
 int RunAwqctl(const std::vector<std::string>& args, Console& console);
@@ -167,7 +183,7 @@ absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Clien
 absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
                                                         int64_t bytes);
 
-// For quantize and convert, a tools::Guard: a signal that ends the process removes the path.
+// For quantize, convert and merge, a tools::Guard: a signal that ends the process removes the path.
 std::shared_ptr<void> RemovedOnSignal(const std::string& path);
 
 // Protocol Buffers' JSON mapping with the names of the .proto files and no field left out.

@@ -210,6 +210,30 @@ void AddQuiet(CLI::App* sub, Flags& flags) {
                 "Show no progress bar (without a terminal there is none)");
 }
 
+// A router in place of `ids`.
+void AddRouter(CLI::App* sub, RouterFlags& router, CLI::Option* ids) {
+  CLI::Option* logits =
+      sub->add_option("--router_logits", router.logits,
+                      "Instead of --expert_ids: .npy with the router's logits [..., experts], by "
+                      "which the server chooses --top_k experts and sums their results")
+          ->excludes(ids);
+  AddWord<v1::RouterScoring>(
+      sub, "--scoring", router.scoring,
+      {{"softmax", v1::SOFTMAX}, {"sigmoid", v1::SIGMOID}, {"sqrtsoftplus", v1::SQRTSOFTPLUS}},
+      "How scores are made of logits")
+      ->needs(logits);
+  sub->add_option("--correction_bias", router.correction_bias,
+                  ".npy [experts], added to the scores that experts are chosen by")
+      ->needs(logits);
+  sub->add_option("--n_group", router.n_group, "Groups of experts")->needs(logits);
+  sub->add_option("--topk_group", router.topk_group, "Groups that experts are chosen from")
+      ->needs(logits);
+  sub->add_flag("--norm_topk_prob", router.norm_topk_prob, "Weights of a token add up to 1")
+      ->needs(logits);
+  sub->add_option("--routed_scaling_factor", router.routed_scaling_factor, "Factor of the weights")
+      ->needs(logits);
+}
+
 // The flags that matmul and mlp have in common.
 void AddProduct(CLI::App* sub, Flags& flags) {
   CLI::Option* input =
@@ -224,8 +248,15 @@ void AddProduct(CLI::App* sub, Flags& flags) {
   AddPath(sub, flags.path);
   AddWord<v1::ActivationFunction>(
       sub, "--activation_function", flags.activation_function,
-      {{"none", v1::NONE}, {"relu", v1::RELU}, {"gelu", v1::GELU}, {"silu", v1::SILU}},
-      "Function of the product and its bias; gelu is computed by erf");
+      {{"none", v1::NONE},
+       {"relu", v1::RELU},
+       {"gelu", v1::GELU},
+       {"silu", v1::SILU},
+       {"gelu_tanh", v1::GELU_TANH},
+       {"swiglu_oai", v1::SWIGLU_OAI},
+       {"situ", v1::SITU}},
+      "Function of the product and its bias; gelu is computed by erf; swiglu_oai and situ are for "
+      "mlp");
   AddDTypes(sub, flags.dtype, flags.output_dtype,
             "Type in which activations are sent (default: the file's; fp16 with --random)");
   CLI::Option* ids = sub->add_option("--expert_ids", flags.expert_ids,
@@ -235,9 +266,11 @@ void AddProduct(CLI::App* sub, Flags& flags) {
                   "result has a row for each expert of each token")
       ->needs(ids);
   sub->add_option("--top_k", flags.top_k,
-                  "With --random: so many experts for each token, drawn with weights (default 2)")
+                  "With --random: so many experts for each token, drawn with weights (default 2); "
+                  "with --router_logits: so many are chosen")
       ->check(CLI::Range(int64_t{1}, int64_t{64}))
       ->excludes(ids);
+  AddRouter(sub, flags.router, ids);
   AddSharedMemory(sub, flags.shared_memory);
   // Without activations there is nothing to do.
   sub->callback([&flags, sub] {
@@ -349,7 +382,18 @@ void AddBenchFlags(CLI::App* sub, Flags& all) {
       "Protocol of the requests; oip is the Open Inference Protocol, whose answers do not say what "
       "ran");
   protocol->excludes(shared)->excludes(sub->get_option("--priority"));
+  CLI::Option* const ring =
+      sub->add_option("--ring", flags.plan.ring_path,
+                      "Send the requests through a ring of the server's --ring_path PATH, with a "
+                      "thread for each caller of --concurrency")
+          ->type_name("PATH")
+          ->excludes(shared)
+          ->excludes(protocol);
+  sub->add_flag("--ring_empty", flags.plan.ring_empty,
+                "Make the ring's empty call instead: what the ring takes by itself")
+      ->needs(ring);
   AddLoad(sub, flags.plan);
+  ring->excludes(sub->get_option("--rate"));
   AddMeasure(sub, flags);
 }
 
@@ -421,6 +465,30 @@ void AddMlpFlags(CLI::App* sub, Flags& flags) {
   sub->add_option("--up", flags.up, "Path of the up projection, if it is not MLP.up_proj");
   sub->add_option("--down", flags.down, "Path of the down projection, if it is not MLP.down_proj");
   AddProduct(sub, flags);
+  sub->add_option("--gate_bias", flags.gate_bias,
+                  "Bias of gate to use instead of its own: .npy of its columns, of experts "
+                  "[experts, columns]; with --up_bias");
+  sub->add_option("--up_bias", flags.up_bias, "Bias of up, with --gate_bias");
+  sub->add_option("--down_bias", flags.down_bias, "Bias of down");
+  CLI::Option* shared =
+      sub->add_option("--shared_expert", flags.shared_expert,
+                      "Common beginning of the paths of a gated MLP whose result is added to that "
+                      "of the experts");
+  sub->add_option("--shared_expert_gate", flags.shared_expert_gate,
+                  ".npy w [K]: the shared expert's result is multiplied by sigmoid(x . w)")
+      ->needs(shared);
+  using Parameters = v1::ActivationParameters;
+  const auto add = [&](const char* flag, void (Parameters::*set)(float), const char* help) {
+    sub->add_option_function<float>(
+        flag, [&flags, set](const float& value) { (flags.activation_parameters.*set)(value); },
+        help);
+  };
+  add("--activation_limit", &Parameters::set_limit,
+      "Clamp gate to at most this, and up on both sides (default: swiglu_oai 7, others none)");
+  add("--activation_alpha", &Parameters::set_alpha, "Constant of swiglu_oai (default 1.702)");
+  add("--activation_beta", &Parameters::set_beta, "Constant of situ (default 4)");
+  add("--activation_linear_beta", &Parameters::set_linear_beta,
+      "Constant of situ (default 25); 0 leaves up as it is");
 }
 
 void AddQuantizeKvFlags(CLI::App* sub, Flags& flags) {
@@ -459,10 +527,15 @@ void AddFolder(CLI::App* sub, Flags& flags, const char* name, const char* help) 
 }
 
 // The flags for what a tool writes. Returns --to.
-CLI::Option* AddTarget(CLI::App* sub, Flags& flags, const std::vector<std::string>& more_formats) {
-  sub->add_option("-o,--output", flags.tool.output, "The directory to make")->required();
+CLI::Option* AddTarget(CLI::App* sub, Flags& flags, const std::vector<std::string>& more_formats,
+                       const std::string& usual = "") {
+  flags.tool.to = usual;
+  sub->preparse_callback([&flags, usual](size_t) { flags.tool.to = usual; });
+  sub->add_option("-o,--output", flags.tool.output,
+                  "The directory to make, or with --to gguf a file NAME.gguf")
+      ->required();
   Words<std::string> formats;
-  for (const char* name : {"awq", "gptq", "compressed-tensors", "gemlite", "ft"}) {
+  for (const char* name : {"awq", "gptq", "compressed-tensors", "gemlite", "ft", "mlx", "gguf"}) {
     formats.emplace_back(name, name);
   }
   for (const std::string& name : more_formats) formats.emplace_back(name, name);
@@ -479,13 +552,12 @@ void AddDiffFlags(CLI::App* sub, Flags& flags) {
   AddNumber<int64_t>(sub, "--worst", flags.tool.worst, 0, 1000, "Elements to show of each linear");
 }
 
-void AddQuantizeFlags(CLI::App* sub, Flags& flags) {
-  AddFolder(sub, flags, "folder", "The dense model's directory");
-  flags.tool.to = "gptq";
-  AddTarget(sub, flags, {});
+void AddRoundingFlags(CLI::App* sub, Flags& flags) {
   AddNumber(sub, "--bits", flags.tool.bits, 2, 8, "Bits of a code");
-  AddNumber<int64_t>(sub, "--group_size", flags.tool.group_size, -1, int64_t{1} << 31,
-                     "Rows of K that share a scale; -1: all of K");
+  sub->add_option("--group_size", flags.tool.group_size,
+                  "Rows of K that share a scale; -1: all of K")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
+      ->default_str("128, of mlx 64, of gguf 32");
   sub->add_flag("--symmetric", flags.tool.symmetric,
                 "No zero points: one in the middle for all (default with --to ft)");
   sub->add_flag("--search", flags.tool.search,
@@ -494,12 +566,34 @@ void AddQuantizeFlags(CLI::App* sub, Flags& flags) {
                   "Leave linears dense whose path contains this; may be repeated");
 }
 
-void AddConvertFlags(CLI::App* sub, Flags& flags) {
-  AddFolder(sub, flags, "folder", "The quantised model's directory, or a .gguf file");
-  AddTarget(sub, flags, {"dense"})->required()->default_str("");
+void AddTypeOfDense(CLI::App* sub, Flags& flags) {
   AddWord<std::string>(
-      sub, "--dtype", flags.tool.dtype, {{"fp16", "F16"}, {"bf16", "BF16"}, {"fp32", "F32"}},
-      "Type of dense weights; fp32 keeps every bit (default: what config.json says, else fp16)");
+      sub, "--dtype", flags.tool.dtype,
+      {{"fp16", "F16"}, {"bf16", "BF16"}, {"fp32", "F32"}, {"q8_0", "Q8_0"}, {"q4_0", "Q4_0"}},
+      "Type of dense weights, and of linears that mlx or gguf does not hold; fp32 keeps every bit, "
+      "q8_0 and q4_0 are of gguf (default: what config.json says, else fp16)");
+}
+
+void AddQuantizeFlags(CLI::App* sub, Flags& flags) {
+  AddFolder(sub, flags, "folder", "The dense model's directory");
+  AddTarget(sub, flags, {}, "gptq");
+  AddRoundingFlags(sub, flags);
+}
+
+void AddMergeFlags(CLI::App* sub, Flags& flags) {
+  AddFolder(sub, flags, "base", "The model's directory, dense or quantised");
+  sub->add_option("adapter", flags.tool.other, "The directory with adapter_config.json")
+      ->required();
+  AddTarget(sub, flags, {"dense"}, "dense");
+  AddTypeOfDense(sub, flags);
+  AddRoundingFlags(sub, flags);
+}
+
+void AddConvertFlags(CLI::App* sub, Flags& flags) {
+  AddFolder(sub, flags, "folder",
+            "The quantised model's directory, or a .gguf file; for gguf a dense model's too");
+  AddTarget(sub, flags, {"dense"})->required()->default_str("");
+  AddTypeOfDense(sub, flags);
   sub->add_flag("--verify", flags.tool.verify,
                 "Read OUT back, compare every element, tensor and file, and write what was "
                 "compared to OUT/verified.json");
@@ -614,9 +708,15 @@ constexpr CommandRow kCommands[] = {
      "Example: awqctl quantize models/my-model -o models/my-model-w4 --search"},
     {kFiles, Convert, "convert", AddConvertFlags,
      "Write a quantised model, or a GGUF file, in another format, without changing a bit of any "
-     "element. Refuses a linear that the format cannot hold. Needs no server. OUT appears when it "
-     "is complete.\n\n"
-     "Example: awqctl convert models/my-model -o models/my-model-awq --to awq --verify"},
+     "element. Refuses a linear that the format cannot hold; mlx and gguf get it dense, rounded "
+     "once to --dtype. Needs no server. OUT appears when it is complete.\n\n"
+     "Examples: awqctl convert models/my-model -o models/my-model-awq --to awq --verify\n"
+     "          awqctl convert models/my-model -o my-model.gguf --to gguf --dtype q8_0"},
+    {kFiles, Merge, "merge", AddMergeFlags,
+     "Add a LoRA or DoRA adapter of peft to its base model, dense or quantised, in FP32, and write "
+     "the result dense or quantised by rounding to nearest, linear by linear. Says what rounding "
+     "lost. Needs no server. OUT appears when it is complete.\n\n"
+     "Example: awqctl merge models/my-model my-lora -o models/my-model-merged --dtype bf16"},
     {kFiles, Token, "token", AddTokenFlags,
      "Make a random token of 256 bits, and the line for the server's --tokens file, which holds "
      "its SHA-256 alone. Needs no server.\n\n"

@@ -1,4 +1,4 @@
-// awqctl inspect, diff, quantize and convert: model folders are read, told about and written anew.
+// awqctl inspect, diff, quantize, convert and merge: model folders are read, told about and written anew.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -20,6 +20,7 @@
 #include "client/tools/convert.h"
 #include "client/tools/diff.h"
 #include "client/tools/inspect.h"
+#include "client/tools/merge.h"
 #include "client/tools/quantize.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
@@ -38,11 +39,12 @@ std::string Collapsed(const std::string& name) {
 }
 
 std::string Parts(const tools::InspectedLinear& linear) {
-  std::vector<absl::string_view> parts;
-  if (linear.order) parts.push_back("order");
-  if (linear.factor) parts.push_back("factor");
-  if (linear.bias) parts.push_back("bias");
-  if (!linear.codes_read) parts.push_back("codes not read");
+  std::vector<std::string> parts;
+  if (linear.order) parts.emplace_back("order");
+  if (linear.factor) parts.emplace_back("factor");
+  if (linear.hadamard > 0) parts.push_back(absl::StrCat("hadamard", linear.hadamard));
+  if (linear.bias) parts.emplace_back("bias");
+  if (!linear.codes_read) parts.emplace_back("codes not read");
   return absl::StrJoin(parts, " ");
 }
 
@@ -234,9 +236,11 @@ void Print(const Flags& flags, const tools::Conversion& conversion, Console& con
                 << " linears declare quantised activations, which the new format cannot say\n";
   }
   if (conversion.to == "gptq") PrintZeroNote(conversion.linears, console);
-  if (!conversion.dtype.empty() && conversion.dtype != "F32") {
-    console.out << "note: every element was rounded once, to " << conversion.dtype
-                << "; --dtype fp32 keeps every bit\n";
+  const auto dense = absl::c_count_if(
+      conversion.linears, [](const tools::ConvertedLinear& linear) { return linear.dense; });
+  if (dense > 0 && conversion.dtype != "F32") {
+    console.out << "note: every element of " << dense << " linears was rounded once, to "
+                << conversion.dtype << "; --dtype fp32 keeps every bit\n";
   }
   if (conversion.verified) PrintVerified(*conversion.verified, console);
   console.out << OneLine(flags.tool.output) << ": " << conversion.linears.size() << " linears from "
@@ -245,22 +249,36 @@ void Print(const Flags& flags, const tools::Conversion& conversion, Console& con
               << FormatBytes(conversion.bytes_after) << "\n";
 }
 
-void Print(const Flags& flags, const tools::Quantization& quantization, Console& console) {
+// Prints the error that rounding made in each linear.
+void PrintErrors(const std::vector<tools::QuantizedLinear>& linears, Console& console) {
   Table table({"LINEAR", "SCHEME", "K", "N", "RELATIVE ERROR", "LARGEST"});
   std::set<std::string> schemes;
   tools::SquaredNorms norms;
   double largest = 0;
-  for (const tools::QuantizedLinear& linear : quantization.linears) {
+  for (const tools::QuantizedLinear& linear : linears) {
     schemes.insert(linear.scheme);
     norms.Add(linear.norms);
     largest = std::max(largest, linear.largest);
     table.AddRow({linear.path, linear.scheme, absl::StrCat(linear.k), absl::StrCat(linear.n),
-                  absl::StrFormat("%.4f", linear.norms.relative()),
+                  absl::StrFormat("%.4g", linear.norms.relative()),
                   absl::StrFormat("%.3g", linear.largest)});
   }
-  table.AddRow({"all", "", "", "", absl::StrFormat("%.4f", norms.relative()),
+  table.AddRow({"all", "", "", "", absl::StrFormat("%.4g", norms.relative()),
                 absl::StrFormat("%.3g", largest)});
   console.out << table.Text(console) << "\n" << Wrapped(SchemeLines(schemes), console);
+}
+
+void Print(const Flags& flags, const tools::Merged& merged, Console& console) {
+  PrintErrors(merged.linears, console);
+  PrintCarried(merged.carried, console);
+  if (flags.tool.to == "gptq") PrintZeroNote(merged.linears, console);
+  console.out << OneLine(flags.tool.output) << ": " << merged.modules << " modules merged in FP32, "
+              << merged.replaced << " tensors replaced, " << FormatBytes(merged.bytes_before)
+              << " became " << FormatBytes(merged.bytes_after) << "\n";
+}
+
+void Print(const Flags& flags, const tools::Quantization& quantization, Console& console) {
+  PrintErrors(quantization.linears, console);
   for (const tools::DenseLinear& linear : quantization.dense) {
     console.out << OneLine(absl::StrCat("stays dense: ", linear.path, ": ", linear.why)) << "\n";
   }
@@ -323,23 +341,42 @@ absl::StatusOr<int> Convert(const Flags& flags, Console& console) {
   return kOk;
 }
 
-absl::StatusOr<int> Quantize(const Flags& flags, Console& console) {
+namespace {
+
+tools::QuantizeOptions OptionsOf(const Flags& flags) {
   const tools::Target* const target = tools::TargetNamed(flags.tool.to);
-  const tools::QuantizeOptions options = {
-      .folder = flags.tool.folder,
-      .output = flags.tool.output,
-      .target = target,
-      .rtn = {.bits = flags.tool.bits,
-              .group_size = flags.tool.group_size,
-              .symmetric = flags.tool.symmetric || !target->asymmetric,
-              .search = flags.tool.search},
-      .leave_out = flags.tool.leave_out,
-      .guard = RemovedOnSignal};
+  return {.folder = flags.tool.folder,
+          .output = flags.tool.output,
+          .target = target,
+          .rtn = {.bits = flags.tool.bits,
+                  .group_size = flags.tool.group_size,
+                  .symmetric = flags.tool.symmetric || !target->asymmetric,
+                  .search = flags.tool.search},
+          .leave_out = flags.tool.leave_out,
+          .guard = RemovedOnSignal};
+}
+
+}  // namespace
+
+absl::StatusOr<int> Quantize(const Flags& flags, Console& console) {
+  const tools::QuantizeOptions options = OptionsOf(flags);
   if (const absl::Status status = tools::Validate(options); !status.ok()) {
     return BadArguments(status);
   }
   AWQD_RETURN_IF_ERROR(RunTool(flags, console, [&](const tools::Progress& progress) {
                          return tools::Quantize(options, progress);
+                       }).status());
+  return kOk;
+}
+
+absl::StatusOr<int> Merge(const Flags& flags, Console& console) {
+  const tools::MergeOptions options = {
+      .quantize = OptionsOf(flags), .adapter = flags.tool.other, .dtype = flags.tool.dtype};
+  if (const absl::Status status = tools::Validate(options); !status.ok()) {
+    return BadArguments(status);
+  }
+  AWQD_RETURN_IF_ERROR(RunTool(flags, console, [&](const tools::Progress& progress) {
+                         return tools::Merge(options, progress);
                        }).status());
   return kOk;
 }

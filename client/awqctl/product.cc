@@ -33,6 +33,7 @@ constexpr int64_t kMostSharedValues = int64_t{1} << 30;
 struct Operands {
   client::Tensor activations;
   std::optional<client::Routing> routing;
+  std::optional<client::Router> router;
   client::SharedMemory memory;
   std::optional<v1::SharedMemory> shared_activations, shared_output;
 };
@@ -114,6 +115,28 @@ absl::StatusOr<client::Routing> ReadRouting(const Flags& flags) {
   return out;
 }
 
+// A file that may be left out.
+absl::StatusOr<std::optional<client::Tensor>> ReadOptional(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  return ReadTensor(path, v1::DTYPE_UNSPECIFIED);
+}
+
+absl::StatusOr<client::Router> ReadRouter(const Flags& flags) {
+  const RouterFlags& from = flags.router;
+  if (!flags.top_k) {
+    return BadArguments(Invalid("--top_k: got none, expected a number with --router_logits"));
+  }
+  client::Router out = {.top_k = static_cast<int32_t>(*flags.top_k),
+                        .scoring = from.scoring,
+                        .n_group = from.n_group,
+                        .topk_group = from.topk_group,
+                        .norm_topk_prob = from.norm_topk_prob,
+                        .routed_scaling_factor = from.routed_scaling_factor};
+  AWQD_ASSIGN_OR_RETURN(out.logits, ReadTensor(from.logits, v1::DTYPE_UNSPECIFIED));
+  AWQD_ASSIGN_OR_RETURN(out.correction_bias, ReadOptional(from.correction_bias));
+  return out;
+}
+
 // The routing that the flags give, or one that is drawn for a stack of experts. `target` is there
 // where something is drawn.
 absl::StatusOr<std::optional<client::Routing>> MakeRouting(
@@ -142,7 +165,11 @@ absl::StatusOr<Operands> MakeOperands(const Flags& flags,
   } else {
     AWQD_ASSIGN_OR_RETURN(out.activations, ReadTensor(flags.input, flags.dtype));
   }
-  AWQD_ASSIGN_OR_RETURN(out.routing, MakeRouting(flags, target));
+  if (!flags.router.logits.empty()) {
+    AWQD_ASSIGN_OR_RETURN(out.router, ReadRouter(flags));
+  } else {
+    AWQD_ASSIGN_OR_RETURN(out.routing, MakeRouting(flags, target));
+  }
   return out;
 }
 
@@ -299,10 +326,7 @@ absl::StatusOr<ProductTarget> FindTarget(const Flags& flags, client::Client& cli
 
 absl::StatusOr<int> Matmul(const Flags& flags, client::Client& client, Console& console) {
   const client::WeightName name = {flags.model, flags.weight};
-  std::optional<client::Tensor> bias;
-  if (!flags.bias.empty()) {
-    AWQD_ASSIGN_OR_RETURN(bias, ReadTensor(flags.bias, v1::DTYPE_UNSPECIFIED));
-  }
+  AWQD_ASSIGN_OR_RETURN(std::optional<client::Tensor> bias, ReadOptional(flags.bias));
   AWQD_ASSIGN_OR_RETURN(std::optional<client::Tensor> scales, ActivationScales(flags));
   const bool stack = IsStack(flags.weight);
   if (stack && (scales || flags.quantize_activations != v1::ACTIVATIONS_AS_SENT)) {
@@ -318,11 +342,12 @@ absl::StatusOr<int> Matmul(const Flags& flags, client::Client& client, Console& 
       call.activation_scales = std::move(scales);
       return client.QuantizedMatmul(std::move(call), deadline);
     }
-    if (!operands.routing.has_value()) {
-      return Invalid("--expert_ids: got none, expected a file, or --random");
+    if (!operands.routing && !operands.router) {
+      return Invalid("--expert_ids: got none, expected a file, --router_logits or --random");
     }
     auto call = WithOperands(client::GroupedMatmulCall{.stack = name}, flags, operands);
-    call.routing = *std::move(operands.routing);
+    if (operands.routing) call.routing = *std::move(operands.routing);
+    call.router = std::move(operands.router);
     call.bias = std::move(bias);
     return client.GroupedQuantizedMatmul(std::move(call), deadline);
   };
@@ -336,10 +361,18 @@ absl::StatusOr<int> Mlp(const Flags& flags, client::Client& client, Console& con
   mlp.set_gate(flags.gate);
   mlp.set_up(flags.up);
   mlp.set_down(flags.down);
+  mlp.set_shared_expert(flags.shared_expert);
+  client::GatedMlpCall common = {.mlp = mlp};
+  AWQD_ASSIGN_OR_RETURN(common.gate_bias, ReadOptional(flags.gate_bias));
+  AWQD_ASSIGN_OR_RETURN(common.up_bias, ReadOptional(flags.up_bias));
+  AWQD_ASSIGN_OR_RETURN(common.down_bias, ReadOptional(flags.down_bias));
+  AWQD_ASSIGN_OR_RETURN(common.shared_expert_gate, ReadOptional(flags.shared_expert_gate));
   const auto send = [&](Operands& operands) {
-    auto call = WithOperands(client::GatedMlpCall{.mlp = mlp}, flags, operands);
+    auto call = WithOperands(std::move(common), flags, operands);
     call.routing = std::move(operands.routing);
+    call.router = std::move(operands.router);
     if (call.activation_function == v1::NONE) call.activation_function = v1::SILU;
+    call.activation_parameters = flags.activation_parameters;
     return client.GatedMlp(std::move(call), Deadline(flags));
   };
   return RunProduct(flags, client, console,

@@ -74,6 +74,8 @@ std::string Codes(const QuantizationScheme& scheme) {
       return "8-bit floats (E4M3)";
     case CodeKind::kTable:
       return "4-bit indices into a table of 16 values";
+    case CodeKind::kVector:
+      return "indices of vectors in a codebook, with their scales";
     case CodeKind::kUnsigned:
       break;
   }

@@ -122,8 +122,11 @@ std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
 
 // "factor bias", as the files' report has it.
 std::string WithParts(const v1::WeightInfo& weight) {
-  if (!weight.has_factor()) return weight.has_bias() ? "bias" : "";
-  return weight.has_bias() ? "factor bias" : "factor";
+  std::vector<std::string> parts;
+  if (weight.has_factor()) parts.emplace_back("factor");
+  if (weight.hadamard_size() > 0) parts.push_back(absl::StrCat("hadamard", weight.hadamard_size()));
+  if (weight.has_bias()) parts.emplace_back("bias");
+  return absl::StrJoin(parts, " ");
 }
 
 // The plans of a table's weights, in the order of their numbers, which begin with 1.

@@ -106,7 +106,12 @@ absl::StatusOr<PointResult> RunPoint(const Target& target, const Plan& plan, con
       ProbeHealth(stop, own, result.health);
     });
   }
-  result.load = RunLoad(plan, point, payloads, connections, progress);
+  if (plan.ring_path.empty()) {
+    result.load = RunLoad(plan, point, payloads, connections, progress);
+  } else {
+    AWQD_ASSIGN_OR_RETURN(result.load,
+                          RunRingLoad(plan, point, payloads, target.security, progress));
+  }
   probe.request_stop();
   if (probe.joinable()) probe.join();
   return result;
@@ -141,6 +146,7 @@ Json PlanJson(const Plan& plan) {
   }
   const bool awqd = plan.protocol == Protocol::kAwqd;
   Json json = {{"protocol", awqd ? "awqd" : "oip"},
+               {"ring", !plan.ring_path.empty()},
                {"weights", weights},
                {"tokens", tokens},
                {"dtype", std::string(client::Name(plan.dtype))},

@@ -25,7 +25,6 @@ using Stub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 // A call that states no deadline still ends: the longest that a bench waits for an answer.
 constexpr absl::Duration kLongestCall = absl::Minutes(2);
-constexpr auto kProgressInterval = std::chrono::milliseconds(200);
 // Answers UNAVAILABLE in a row after which the server counts as gone.
 constexpr int kGone = 1000;
 

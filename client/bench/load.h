@@ -1,6 +1,7 @@
 // Load: when the requests of a load point are due, sending them, and counting the answers.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -13,9 +14,13 @@
 #include "client/bench/plan.h"
 #include "client/bench/tally.h"
 #include "client/credentials.h"
+#include "client/security.h"
 #include "grpcpp/channel.h"
 
 namespace awqd::bench {
+
+// Between two reports of a load's progress.
+inline constexpr std::chrono::milliseconds kProgressInterval(200);
 
 class Arrivals {
  public:
@@ -77,5 +82,11 @@ struct Connections {
 // times a second.
 LoadResult RunLoad(const Plan& plan, const LoadPoint& point, const Payloads& payloads,
                    const Connections& connections, const ProgressSink& progress);
+
+// The same of a plan with a ring: a thread for each caller. `point` is a closed loop. Fails when
+// the ring cannot be opened, or a request cannot be prepared.
+absl::StatusOr<LoadResult> RunRingLoad(const Plan& plan, const LoadPoint& point,
+                                       const Payloads& payloads, const client::Security& security,
+                                       const ProgressSink& progress);
 
 }  // namespace awqd::bench

@@ -75,6 +75,24 @@ absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Call&
   return absl::OkStatus();
 }
 
+client::Routing* RoutingOf(client::MatmulCall&) { return nullptr; }
+client::Routing* RoutingOf(client::GroupedMatmulCall& call) { return &call.routing; }
+client::Routing* RoutingOf(client::GatedMlpCall& call) {
+  return call.routing ? &*call.routing : nullptr;
+}
+
+template <typename Call>
+void SetRingCall(Call call, Payload& out) {
+  out.x = std::exchange(call.activations.bytes, "");
+  if (client::Routing* const routing = RoutingOf(call)) {
+    out.ids = std::exchange(routing->expert_ids.bytes, "");
+    if (routing->router_weights) {
+      out.router_weights = std::exchange(routing->router_weights->bytes, "");
+    }
+  }
+  out.prepare = [call = std::move(call)](client::Ring& ring) { return ring.Prepare(call); };
+}
+
 void SetRequest(const google::protobuf::Message& request, Payload& out) {
   const std::string bytes = request.SerializeAsString();
   const grpc::Slice slice(bytes);
@@ -91,6 +109,7 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
   call.path = plan.path;
   call.priority = plan.priority;
   Payload payload = {.method = method, .tokens = tokens};
+  if (!plan.ring_path.empty()) SetRingCall(call, payload);
   if (!plan.shared_memory_prefix.empty()) {
     AWQD_RETURN_IF_ERROR(MoveToSharedMemory(plan, tokens * weight.n, call, payload));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/awqd_client.h"
 #include "client/bench/plan.h"
+#include "client/ring.h"
 #include "client/shared_memory.h"
 #include "client/tensor.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -33,6 +35,9 @@ struct Payload {
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
   client::SharedMemory memory;
   int64_t shared_answer_bytes = 0;
+  // For a plan with a ring: prepares the request, and the bytes of its tensors.
+  std::function<absl::StatusOr<client::RingPrepared>(client::Ring&)> prepare;
+  std::string x, ids, router_weights;
 };
 
 // Immutable once made; safe from any thread.

@@ -53,6 +53,9 @@ struct Plan {
   // Tensors travel in shared-memory objects with that prefix; empty: in messages. Requests of one
   // weight and number of tokens share an object.
   std::string shared_memory_prefix;
+  // Requests go by a ring of the server's --ring_path; empty: by messages. Closed loops alone.
+  std::string ring_path;
+  bool ring_empty = false;  // the ring's empty call in place of the requests
 
   std::vector<LoadPoint> points;
   bool poisson = true;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/tools/diff.h"
 #include "client/tools/elements.h"
+#include "client/tools/to_gguf.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -43,13 +44,12 @@ absl::Status CompareRounded(const std::string& path, const Elements& got, const 
 }
 
 absl::Status CompareLinear(const Model& source, const Model& written, const std::string& path,
-                           bool dense, Verification* out) {
-  if (!dense && written.FindLinear(path) == nullptr) return Differs(path, "it was not written");
+                           Verification* out) {
   AWQD_ASSIGN_OR_RETURN(const Elements want, ReadElements(source, path));
   AWQD_ASSIGN_OR_RETURN(const Elements got, ReadElements(written, path));
   if (got.k() != want.k() || got.n() != want.n()) return Differs(path, "another shape");
   if (DifferentBias(got.bias(), want.bias()) != 0) return Differs(path, "another bias");
-  const DType type = dense ? FloatTypeNamed(got.scheme()) : DType::kFp32;
+  const DType type = got.weight() == nullptr ? FloatTypeNamed(got.scheme()) : DType::kFp32;
   AWQD_RETURN_IF_ERROR(CompareRounded(path, got, want, type, out));
   ++out->linears;
   out->biases += static_cast<int64_t>(want.bias().size());
@@ -69,52 +69,29 @@ absl::Status CompareTensors(const Model& source, const Model& written, Verificat
   return absl::OkStatus();
 }
 
-absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
-                          Verification* out) {
-  for (const std::string& name : carried.files) {
-    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.PathOf(name)));
-    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.PathOf(name)));
-    AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(a, b));
-    if (!same) return Differs(name, "other bytes");
-    ++out->files;
-    out->file_bytes += a.size();
-  }
-  return absl::OkStatus();
-}
-
 // --- Writing ---
 
 using Json = nlohmann::ordered_json;
-
-constexpr char kReport[] = "verified.json";
 
 struct FloatName {
   absl::string_view safetensors, config;
 };
 constexpr FloatName kFloats[] = {{"F16", "float16"}, {"BF16", "bfloat16"}, {"F32", "float32"}};
 
-std::string ConfigName(absl::string_view dtype) {
-  for (const FloatName& name : kFloats) {
-    if (name.safetensors == dtype) return std::string(name.config);
-  }
-  return "";
-}
+constexpr char kReport[] = "verified.json";
 
 // The type of dense weights, empty for another target.
 absl::StatusOr<std::string> DenseType(const ConvertOptions& options, const Model& source) {
-  if (options.target != &kDenseTarget) {
+  const bool gguf = options.target == &kGgufTarget;
+  if (!gguf && options.target != &kDenseTarget && options.target != &kMlxTarget) {
     if (options.dtype.empty()) return std::string();
     return BadValue("dtype", options.dtype, "nothing, as only dense weights have one");
   }
-  if (!options.dtype.empty()) return options.dtype;
-  AWQD_ASSIGN_OR_RETURN(const Json config, ReadConfig(source));
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    for (const FloatName& name : kFloats) {
-      if (config.contains(key) && config[key] == std::string(name.config))
-        return std::string(name.safetensors);
-    }
+  if (!gguf && !options.dtype.empty() && !IsFloatType(options.dtype)) {
+    return BadValue("dtype", options.dtype, "F16, BF16 or F32; only GGUF has blocks");
   }
-  return std::string("F16");
+  if (!options.dtype.empty() || !source.quantised()) return options.dtype;
+  return DenseTypeOf(source);
 }
 
 absl::Status CheckVerify(const ConvertOptions& options) {
@@ -148,41 +125,101 @@ absl::StatusOr<EncodedLinear> ConvertNext(const Model& source, const model::Line
       EncodedLinear encoded,
       target.Encode(std::move(weight), {.bias_dtype = BiasType(linear), .dtype = report->dtype}));
   told.zero_at_0 = encoded.facts.zero_at_0;
+  told.dense = encoded.facts.dense;
   for (const NewTensor& tensor : encoded.tensors) told.bytes_after += tensor.bytes;
   report->linears.push_back(std::move(told));
   return encoded;
 }
 
-absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* report,
-                          const Progress& progress) {
-  AWQD_ASSIGN_OR_RETURN(
-      const Verification verified,
-      Verify(source, out->partial(), !report->dtype.empty(), report->carried, progress));
+absl::Status WriteVerified(const Verification& verified, FolderWriter* out, Conversion* report) {
   report->verified = verified;
+  if (out->single_file()) return absl::OkStatus();
   Json text = {{"from", report->from}, {"to", report->to}};
   text.update(ToJson(verified));
   return out->WriteText(kReport, text.dump(2) + "\n");
 }
 
+absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* report,
+                          const Progress& progress) {
+  const auto is_dense = [](const ConvertedLinear& linear) { return linear.dense; };
+  AWQD_ASSIGN_OR_RETURN(const Verification verified,
+                        Verify(source, out->partial(), absl::c_count_if(report->linears, is_dense),
+                               report->carried, progress));
+  return WriteVerified(verified, out, report);
+}
+
+absl::StatusOr<Conversion> ConvertToGguf(const Model& source, const ConvertOptions& options,
+                                         Conversion report, const Progress& progress) {
+  const GgufOptions gguf = {.dtype = report.dtype};
+  AWQD_ASSIGN_OR_RETURN(const GgufPlan plan, PlanGguf(source, gguf, {}));
+  AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard,
+                                                             IsGgufName(options.output)));
+  const int64_t passes = options.verify ? 2 : 1;
+  AWQD_RETURN_IF_ERROR(WriteGguf(
+      source, plan, {}, nullptr,
+      [&](int64_t done, int64_t total) { progress(done, passes * total); }, out.get(), &report));
+  if (options.verify) {
+    AWQD_ASSIGN_OR_RETURN(
+        const Verification verified,
+        VerifyGguf(source, plan, out->partial(), report.carried,
+                   [&](int64_t done, int64_t total) { progress(total + done, passes * total); }));
+    AWQD_RETURN_IF_ERROR(WriteVerified(verified, out.get(), &report));
+  }
+  AWQD_RETURN_IF_ERROR(source.CheckUnchanged());
+  AWQD_RETURN_IF_ERROR(out->Commit());
+  return report;
+}
 }  // namespace
 
-absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, bool dense,
+std::string ConfigTypeName(absl::string_view dtype) {
+  for (const FloatName& name : kFloats) {
+    if (name.safetensors == dtype) return std::string(name.config);
+  }
+  return "";
+}
+
+absl::StatusOr<std::string> DenseTypeOf(const Model& source) {
+  AWQD_ASSIGN_OR_RETURN(const Json config, ReadConfig(source));
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    for (const FloatName& name : kFloats) {
+      if (config.contains(key) && config[key] == std::string(name.config))
+        return std::string(name.safetensors);
+    }
+  }
+  return std::string("F16");
+}
+
+absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
+                          Verification* out) {
+  for (const std::string& name : carried.files) {
+    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(a, b));
+    if (!same) return Differs(name, "other bytes");
+    ++out->files;
+    out->file_bytes += a.size();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, int64_t dense,
                                     const Carried& carried, const Progress& progress) {
   AWQD_ASSIGN_OR_RETURN(const Model other, Model::Open(written));
   const auto linears = source.checkpoint()->linears();
-  if (dense == other.quantised()) return Differs(written, "settings of quantisation");
-  if (!dense) {
+  const int64_t quantised = static_cast<int64_t>(linears.size()) - dense;
+  if ((quantised > 0) != other.quantised()) return Differs(written, "settings of quantisation");
+  if (quantised > 0) {
     AWQD_RETURN_IF_ERROR(other.checkpoint().status());
-    if (other.checkpoint()->linears().size() != linears.size()) {
-      return Differs(written, absl::StrCat("got ", other.checkpoint()->linears().size(),
-                                           " linears, expected ", linears.size()));
+    const auto got = static_cast<int64_t>(other.checkpoint()->linears().size());
+    if (got != quantised) {
+      return Differs(written, absl::StrCat("got ", got, " linears, expected ", quantised));
     }
   }
   Verification out;
   const int64_t total = source.tensors().total_bytes();
   int64_t done = 0;
   for (const model::LinearLocation& linear : linears) {
-    AWQD_RETURN_IF_ERROR(CompareLinear(source, other, linear.path, dense, &out));
+    AWQD_RETURN_IF_ERROR(CompareLinear(source, other, linear.path, &out));
     done += linear.bytes;
     progress(done, total);
   }
@@ -205,13 +242,15 @@ nlohmann::ordered_json ToJson(const Verification& verification) {
 absl::StatusOr<Conversion> Convert(const ConvertOptions& options, const Progress& progress) {
   AWQD_RETURN_IF_ERROR(CheckVerify(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
-  AWQD_RETURN_IF_ERROR(source.checkpoint().status());
+  const bool gguf = options.target == &kGgufTarget;
+  if (!gguf || source.quantised()) AWQD_RETURN_IF_ERROR(source.checkpoint().status());
   AWQD_RETURN_IF_ERROR(source.CheckAllRead());
   AWQD_RETURN_IF_ERROR(CheckRewritable(source));
   Conversion report;
-  report.from = std::string(source.checkpoint()->format().name);
+  report.from = source.quantised() ? std::string(source.checkpoint()->format().name) : "dense";
   report.to = std::string(options.target->name);
   AWQD_ASSIGN_OR_RETURN(report.dtype, DenseType(options, source));
+  if (gguf) return ConvertToGguf(source, options, std::move(report), progress);
   AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard));
   FolderFacts facts;
   std::vector<const model::LinearLocation*> linears;  // as their codes follow one another
@@ -231,7 +270,8 @@ absl::StatusOr<Conversion> Convert(const ConvertOptions& options, const Progress
   };
   const int64_t passes = options.verify ? 2 : 1;
   AWQD_RETURN_IF_ERROR(RewriteFolder(
-      source, *options.target, ConfigName(report.dtype), std::move(facts), replaced, encode,
+      source, *options.target, options.target == &kDenseTarget ? ConfigTypeName(report.dtype) : "",
+      std::move(facts), replaced, encode,
       [&](int64_t done, int64_t total) { progress(done, passes * total); }, out.get(), &report));
   if (options.verify) {
     AWQD_RETURN_IF_ERROR(VerifyFolder(source, out.get(), &report, [&](int64_t done, int64_t total) {
@@ -252,7 +292,9 @@ nlohmann::ordered_json ToJson(const Conversion& conversion) {
                        {"out_features", linear.n},
                        {"bytes_before", linear.bytes_before},
                        {"bytes_after", linear.bytes_after},
-                       {"zero_point_0", linear.zero_at_0}});
+                       {"zero_point_0", linear.zero_at_0},
+                       {"dense", linear.dense}});
+    if (!linear.type.empty()) linears.back()["type"] = linear.type;
   }
   Json out = {{"from", conversion.from}, {"to", conversion.to}, {"linears", std::move(linears)}};
   out.update(ToJson(static_cast<const Rewritten&>(conversion)));

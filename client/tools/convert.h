@@ -26,18 +26,28 @@ struct Verification {
   int64_t files = 0, file_bytes = 0;
 };
 
-// Reads both from disk. `dense`: linears were written as tensors "<path>.weight". INTERNAL naming
-// the first thing that differs.
-absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, bool dense,
+// Reads both from disk. `dense`: so many of the linears were written as tensors "<path>.weight".
+// INTERNAL naming the first thing that differs.
+absl::StatusOr<Verification> Verify(const Model& source, const std::string& written, int64_t dense,
                                     const Carried& carried, const Progress& progress);
 
+// Compares files that were copied.
+absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
+                          Verification* out);
+
 nlohmann::ordered_json ToJson(const Verification& verification);
+
+// "F16", "BF16" or "F32" as config.json says, else F16.
+absl::StatusOr<std::string> DenseTypeOf(const Model& source);
+// "float16" for F16; empty for what is none of the three.
+std::string ConfigTypeName(absl::string_view dtype);
 
 struct ConvertOptions {
   std::string folder;
   std::string output;
   const Target* target = nullptr;
-  // The type of dense weights: "F16", "BF16", "F32". Empty: as config.json says, else F16.
+  // The type of dense weights, "F16", "BF16", "F32", and of those that "mlx" and "gguf" do not hold,
+  // for "gguf" "Q8_0" and "Q4_0" too. Empty: as config.json says, else F16.
   std::string dtype;
   bool verify = false;
   Guard guard;
@@ -50,11 +60,13 @@ struct ConvertedLinear {
   int64_t bytes_before = 0, bytes_after = 0;
   bool slice = false;      // it was part of a tensor of all experts
   bool zero_at_0 = false;  // gptq: AutoGPTQ reads that otherwise
+  bool dense = false;      // it became a weight of Conversion::dtype
+  std::string type;        // of GGUF
 };
 
 struct Conversion : Rewritten {
   std::string from, to;  // formats
-  std::string dtype;     // of dense weights; else empty
+  std::string dtype;     // as the options have it; empty where none was dense
   std::vector<ConvertedLinear> linears;
   int64_t activations = 0;  // linears that declare quantised activations, which is not written
   std::optional<Verification> verified;

@@ -60,7 +60,7 @@ void CompareParts(const Elements& a, const Elements& b, LinearDifference* out) {
   if (a.weight() == nullptr || b.weight() == nullptr) return;
   const HostWeight &left = *a.weight(), &right = *b.weight();
   const QuantizationScheme &d = left.scheme, &e = right.scheme;
-  if (d.code != e.code || d.bits != e.bits) return;
+  if (d.code != e.code || d.bits != e.bits || d.code == CodeKind::kVector) return;
   out->different_codes = DifferentCodes(left, right);
   if (left.group_rows() != right.group_rows() || left.order != right.order ||
       d.block_cols != e.block_cols ||
@@ -185,6 +185,27 @@ int64_t DifferentBias(const std::vector<float>& a, const std::vector<float>& b) 
   int64_t out = 0;
   for (size_t i = 0; i < a.size(); ++i) out += Distance(a[i], b[i]) != 0 ? 1 : 0;
   return out;
+}
+
+void Difference::AddNorms(const float* a, const float* b, int64_t count) {
+  constexpr int64_t kLanes = 4;  // sums that do not wait for one another
+  double errors[kLanes] = {}, squares[kLanes] = {}, most[kLanes] = {};
+  const auto add = [&](int64_t i, int64_t lane) {
+    const double error = Distance(a[i], b[i]);
+    errors[lane] += error * error;
+    squares[lane] += double{b[i]} * b[i];
+    most[lane] = std::max(most[lane], error);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
+  }
+  for (; i < count; ++i) add(i, 0);
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    norms.difference += errors[lane];
+    norms.b += squares[lane];
+    largest = std::max(largest, most[lane]);
+  }
 }
 
 void Difference::AddElement(int64_t k, int64_t n, float a, float b) {

@@ -56,6 +56,8 @@ struct Difference {
   std::vector<DifferentElement> worst;  // by |A - B|, the largest first
 
   void AddElement(int64_t k, int64_t n, float a, float b);
+  // Adds elements to `largest` and `norms` alone.
+  void AddNorms(const float* a, const float* b, int64_t count);
 };
 
 // Adds every element of two matrices of one shape.

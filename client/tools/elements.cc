@@ -2,6 +2,7 @@
 #include "client/tools/elements.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -62,6 +63,10 @@ RowReader::RowReader(const HostWeight* weight, int64_t begin, int64_t end)
       scales_(count_),
       codes_(count_) {
   for (size_t i = 0; i < row_of_.size(); ++i) row_of_[weight->order[i]] = static_cast<int32_t>(i);
+  if (weight->scheme.is_integer()) return;
+  for (int code = 0; code < 1 << weight->scheme.bits; ++code) {
+    values_.push_back(DecodeCode(weight->scheme.code, weight->table.data(), code));
+  }
 }
 
 void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
@@ -70,6 +75,15 @@ void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
 }
 
 void RowReader::OpenGroup(int64_t group) {
+  group_ = group;
+  if (weight_->scheme.code == CodeKind::kVector) {
+    blocks_.resize(count_);
+    const auto decode = InfoOf(weight_->scheme.vector).decode;
+    for (int64_t i = 0; i < count_; ++i) {
+      decode(weight_->Block(group * kVectorBlock, begin_ + i), &blocks_[i]);
+    }
+    return;
+  }
   const bool real = weight_->scheme.real_zeros();
   for (int64_t i = 0; i < count_; ++i) {
     const int64_t col = begin_ + i;
@@ -77,31 +91,50 @@ void RowReader::OpenGroup(int64_t group) {
         real ? weight_->RealZero(group, col) : static_cast<float>(weight_->Zero(group, col));
     scales_[i] = weight_->Scale(group, col);
   }
-  group_ = group;
 }
 
 void RowReader::Read(int64_t k, float* to) {
+  if (const int64_t size = weight_->hadamard.size; size == 0) {
+    ReadStored(k, to);
+  } else {
+    if (block_ != k / size) {
+      block_ = k / size;
+      transformed_.resize(size * count_);
+      for (int64_t i = 0; i < size; ++i) ReadStored(block_ * size + i, &transformed_[i * count_]);
+      TransformBlock(weight_->hadamard, transformed_.data(), count_);
+    }
+    std::copy_n(&transformed_[k % size * count_], count_, to);
+  }
+  if (weight_->factor.empty()) return;
+  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->factor[k];
+}
+
+void RowReader::ReadStored(int64_t k, float* to) {
   const QuantizationScheme& d = weight_->scheme;
   const int64_t group = StoredRow(k) / weight_->group_rows();
   if (group != group_) OpenGroup(group);
+  if (d.code == CodeKind::kVector) {
+    const int64_t at = StoredRow(k) % kVectorBlock;
+    for (int64_t i = 0; i < count_; ++i) to[i] = blocks_[i].Element(at);
+    return MultiplyByOuter(to);
+  }
   ReadCodes(k, codes_.data());
   if (d.code == CodeKind::kUnsigned) {
     for (int64_t i = 0; i < count_; ++i) to[i] = static_cast<float>(codes_[i]);
   } else {
-    for (int64_t i = 0; i < count_; ++i) {
-      to[i] = DecodeCode(d.code, weight_->table.data(), codes_[i]);
-    }
+    for (int64_t i = 0; i < count_; ++i) to[i] = values_[codes_[i]];
   }
   if (d.zero_kind == ZeroKind::kRealAfter) {
     for (int64_t i = 0; i < count_; ++i) to[i] = to[i] * scales_[i] - zeros_[i];
   } else {
     for (int64_t i = 0; i < count_; ++i) to[i] = (to[i] - zeros_[i]) * scales_[i];
   }
-  if (!weight_->outer.empty()) {
-    for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
-  }
-  if (weight_->factor.empty()) return;
-  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->factor[k];
+  MultiplyByOuter(to);
+}
+
+void RowReader::MultiplyByOuter(float* to) const {
+  if (weight_->outer.empty()) return;
+  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
 }
 
 std::string Elements::scheme() const {
@@ -168,6 +201,30 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
   return Elements(std::move(dense));
 }
 
+ReadRows RowsOfTensor(const model::TensorLocation& place, int64_t k) {
+  return [place, k](int64_t begin, int64_t end, float* to) {
+    const DType type = FloatTypeNamed(place.info->dtype);
+    const int64_t count = (end - begin) * k, bytes = count * SizeOf(type);
+    // The end of the result's own memory.
+    uint8_t* const from = reinterpret_cast<uint8_t*>(to + count) - bytes;
+    AWQD_RETURN_IF_ERROR(ReadPart(place, begin * k * SizeOf(type), absl::MakeSpan(from, bytes)));
+    if (type == DType::kFp32) return absl::OkStatus();
+    constexpr int64_t kTogether = 256;  // before the result reaches what is still to be read
+    uint16_t halves[kTogether];
+    for (int64_t at = 0; at < count; at += kTogether) {
+      const int64_t some = std::min(kTogether, count - at);
+      std::memcpy(halves, from + at * 2, some * 2);
+      float* const out = to + at;
+      if (type == DType::kFp16) {
+        for (int64_t i = 0; i < some; ++i) out[i] = HalfToFloat(halves[i]);
+      } else {
+        for (int64_t i = 0; i < some; ++i) out[i] = Bf16ToFloat(halves[i]);
+      }
+    }
+    return absl::OkStatus();
+  };
+}
+
 DType FloatTypeNamed(absl::string_view dtype) {
   return dtype == "F16" ? DType::kFp16 : dtype == "BF16" ? DType::kBf16 : DType::kFp32;
 }
@@ -185,6 +242,45 @@ float StoreRounded(float value, DType type, uint8_t* to) {
     std::memcpy(to, &bits, sizeof(bits));
   }
   return LoadElement(to, type, 0);
+}
+
+bool StoreFloats(const float* from, int64_t count, DType type, uint8_t* to) {
+  if (type == DType::kFp32) {
+    std::memcpy(to, from, count * sizeof(float));
+    return true;
+  }
+  const uint32_t infinity = type == DType::kFp16 ? 0x7c00 : 0x7f80;
+  constexpr uint32_t kInfinity = 0x7f800000;
+  uint32_t lost = 0;
+  const auto store = [&](auto convert) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint16_t half = convert(from[i]);
+      std::memcpy(to + 2 * i, &half, sizeof(half));
+      const bool finite = (std::bit_cast<uint32_t>(from[i]) & kInfinity) != kInfinity;
+      lost |= static_cast<uint32_t>(finite & ((half & infinity) == infinity));
+    }
+  };
+  if (type == DType::kFp16) {
+    store([](float value) { return FloatToHalf(value); });
+  } else {
+    store([](float value) { return FloatToBf16(value); });
+  }
+  return lost == 0;
+}
+
+absl::Status RunHalves(int64_t begin, int64_t end, int64_t unit, int64_t least,
+                       absl::FunctionRef<absl::Status(int64_t begin, int64_t end)> each) {
+  const int64_t middle = begin + (end - begin) / 2 / unit * unit;
+  if (middle - begin < least) return each(begin, end);
+  std::future<absl::Status> half;
+  try {
+    half = std::async(std::launch::async, [&] { return each(begin, middle); });
+  } catch (const std::system_error&) {  // the process may start no thread
+    return each(begin, end);
+  }
+  const absl::Status status = each(middle, end);
+  AWQD_RETURN_IF_ERROR(half.get());
+  return status;
 }
 
 absl::StatusOr<HostWeight> ReadAhead::Next() {

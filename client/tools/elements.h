@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/tools/model.h"
@@ -19,7 +21,9 @@
 namespace awqd::tools {
 
 // Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it,
-// times the weight's factor: of the W that activations are multiplied by as they are sent. The weight must outlive it. Not thread-safe.
+// after the weight's transform and times its factor: of the W that activations are multiplied by as
+// they are sent. A transform takes memory for a block of rows. The weight must outlive it. Not
+// thread-safe.
 class RowReader {
  public:
   explicit RowReader(const HostWeight* weight) : RowReader(weight, 0, weight->n) {}
@@ -28,19 +32,26 @@ class RowReader {
 
   // The elements of in-feature `k` in those columns.
   void Read(int64_t k, float* to);
-  // Their codes, one to a byte.
+  // Their codes, one to a byte. Not of vector codes.
   void ReadCodes(int64_t k, uint8_t* to) const;
 
  private:
   int64_t StoredRow(int64_t k) const { return row_of_.empty() ? k : row_of_[k]; }
   void OpenGroup(int64_t group);
+  // The elements that activations are multiplied by after the transform, without the factor.
+  void ReadStored(int64_t k, float* to);
+  void MultiplyByOuter(float* to) const;
 
   const HostWeight* weight_;
   int64_t begin_, count_;        // of the columns
   std::vector<int32_t> row_of_;  // of an in-feature; empty without an order
   int64_t group_ = -1;           // whose zeros and scales the two below are
   std::vector<float> zeros_, scales_;
+  std::vector<float> values_;  // of each code; empty for integers
   std::vector<uint8_t> codes_;
+  std::vector<DecodedBlock> blocks_;  // of the group, of vector codes
+  int64_t block_ = -1;                // whose transformed rows are these
+  std::vector<float> transformed_;    // [size, count_]
 };
 
 // A linear's weight as torch stores it, in its file.
@@ -90,12 +101,25 @@ inline constexpr int64_t kDenseRowsBytes = 64;
 // where it is as long. NOT_FOUND when there is neither, RESOURCE_EXHAUSTED as above.
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
 
+// Rows [begin, end) of a weight [N, K] as FP32. Thread-safe.
+using ReadRows = std::function<absl::Status(int64_t begin, int64_t end, float* to)>;
+// Those of a tensor of F16, BF16 or F32 [N, K], whose file outlives it.
+ReadRows RowsOfTensor(const model::TensorLocation& place, int64_t k);
+
 DType FloatTypeNamed(absl::string_view dtype);
 
 // `value` rounded once to FP16, BF16 or FP32.
 float RoundTo(DType type, float value);
 // Stores it so, and returns it.
 float StoreRounded(float value, DType type, uint8_t* to);
+
+// Stores `count` numbers so; false where one became infinite.
+bool StoreFloats(const float* from, int64_t count, DType type, uint8_t* to);
+
+// Calls `each` for two halves of [begin, end), in multiples of `unit` from `begin`, at the same time
+// where each has at least `least`. Returns the first error.
+absl::Status RunHalves(int64_t begin, int64_t end, int64_t unit, int64_t least,
+                       absl::FunctionRef<absl::Status(int64_t begin, int64_t end)> each);
 
 // Not thread-safe. The checkpoint outlives it.
 class ReadAhead {

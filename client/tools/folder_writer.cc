@@ -17,6 +17,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/tools/elements.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/containers/shard_index.h"
@@ -93,7 +94,12 @@ absl::Status SafetensorsWriter::Write(const NewTensor& tensor) {
   part_.resize(std::min(step, tensor.bytes));
   for (int64_t at = 0; at < tensor.bytes; at += step) {
     const auto part = absl::MakeSpan(part_).first(std::min(step, tensor.bytes - at));
-    AWQD_RETURN_IF_ERROR(tensor.read(at, part));
+    constexpr int64_t kLeast = 512 << 10;  // for a thread of its own
+    AWQD_RETURN_IF_ERROR(RunHalves(0, static_cast<int64_t>(part.size()), 8 * tensor.unit, kLeast,
+                                   [&](int64_t begin, int64_t end) {
+                                     return tensor.read(at + begin,
+                                                        part.subspan(begin, end - begin));
+                                   }));
     AWQD_RETURN_IF_ERROR(file_->Append(absl::Span<const uint8_t>(part)));
   }
   header_[tensor.name] = {{"dtype", tensor.dtype},
@@ -122,12 +128,16 @@ absl::Status SafetensorsWriter::Finish() {
   return file_->Close();
 }
 
-FolderWriter::FolderWriter(std::string path, const Guard& guard)
-    : path_(std::move(path)), partial_(path_ + ".partial"), guard_(guard) {}
+FolderWriter::FolderWriter(std::string path, const Guard& guard, bool single_file)
+    : path_(std::move(path)),
+      partial_(path_ + ".partial"),
+      guard_(guard),
+      single_file_(single_file) {}
 
 absl::StatusOr<std::unique_ptr<FolderWriter>> FolderWriter::Create(const std::string& path,
-                                                                   const Guard& guard) {
-  std::unique_ptr<FolderWriter> out(new FolderWriter(WithoutSlash(path), guard));
+                                                                   const Guard& guard,
+                                                                   bool single_file) {
+  std::unique_ptr<FolderWriter> out(new FolderWriter(WithoutSlash(path), guard, single_file));
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::symlink_status(out->path_, error))) {
     return absl::AlreadyExistsError(absl::StrCat(out->path_, " exists"));
@@ -193,14 +203,19 @@ absl::Status FolderWriter::WriteIndex() {
                    index.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
+absl::StatusOr<std::unique_ptr<client::OutputFile>> FolderWriter::CreateFile(
+    const std::string& name) {
+  return client::OutputFile::Create(NewFile(name));
+}
+
 absl::Status FolderWriter::WriteText(const std::string& name, absl::string_view text) {
-  AWQD_ASSIGN_OR_RETURN(const auto file, client::OutputFile::Create(NewFile(name)));
+  AWQD_ASSIGN_OR_RETURN(const auto file, CreateFile(name));
   AWQD_RETURN_IF_ERROR(file->Append(text));
   return file->Close();
 }
 
 absl::Status FolderWriter::Copy(const model::File& from, const std::string& name) {
-  AWQD_ASSIGN_OR_RETURN(const auto file, client::OutputFile::Create(NewFile(name)));
+  AWQD_ASSIGN_OR_RETURN(const auto file, CreateFile(name));
   std::vector<uint8_t> part(std::min(kPart, from.size()));
   for (int64_t at = 0; at < from.size(); at += kPart) {
     const auto bytes = absl::MakeSpan(part).first(std::min(kPart, from.size() - at));
@@ -212,13 +227,14 @@ absl::Status FolderWriter::Copy(const model::File& from, const std::string& name
 
 absl::Status FolderWriter::Commit() {
   fsync(lock_.get());
+  const std::string from = single_file_ ? absl::StrCat(partial_, "/", *files_.begin()) : partial_;
   // Never in the place of a folder that another run made meanwhile.
-  if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
     // Some file systems cannot promise that.
     const bool there = errno == EEXIST;
-    if (there || rename(partial_.c_str(), path_.c_str()) != 0)
-      return client::FileError("make", path_);
+    if (there || rename(from.c_str(), path_.c_str()) != 0) return client::FileError("make", path_);
   }
+  if (single_file_) rmdir(partial_.c_str());
   made_ = false;  // nothing is removed any more
   guarded_.clear();
   return absl::OkStatus();

@@ -58,14 +58,16 @@ class SafetensorsWriter {
 // empty.
 using Guard = std::function<std::shared_ptr<void>(const std::string& path)>;
 
-// Writes into "<path>.partial" and renames it on Commit. Without Commit, and on signals where the
+// Writes into "<path>.partial" and renames it on Commit, or the one file in it. Without Commit, and on signals where the
 // guard says so, everything it made is removed.
 class FolderWriter {
  public:
   // ALREADY_EXISTS when `path` is there, or "<path>.partial": another run writes it, or one was
   // killed and left it; the message says which.
+  // `single_file`: the path is that of one file.
   static absl::StatusOr<std::unique_ptr<FolderWriter>> Create(const std::string& path,
-                                                              const Guard& guard);
+                                                              const Guard& guard,
+                                                              bool single_file = false);
   ~FolderWriter();
   FolderWriter(const FolderWriter&) = delete;
   FolderWriter& operator=(const FolderWriter&) = delete;
@@ -78,18 +80,21 @@ class FolderWriter {
 
   // model.safetensors.index.json.
   absl::Status WriteIndex();
+  // A new file in it, to be closed by the caller.
+  absl::StatusOr<std::unique_ptr<client::OutputFile>> CreateFile(const std::string& name);
   absl::Status WriteText(const std::string& name, absl::string_view text);
   absl::Status Copy(const model::File& file, const std::string& name);
 
+  bool single_file() const { return single_file_; }
   const std::string& partial() const { return partial_; }
   int64_t tensor_bytes() const { return tensor_bytes_; }
   int64_t shards() const { return static_cast<int64_t>(shards_.size()); }
 
-  // The folder gets its name.
+  // The folder, or its one file, gets the name.
   absl::Status Commit();
 
  private:
-  FolderWriter(std::string path, const Guard& guard);
+  FolderWriter(std::string path, const Guard& guard, bool single_file);
 
   absl::Status Make();
   // The path of a new file in it.
@@ -97,6 +102,7 @@ class FolderWriter {
 
   const std::string path_, partial_;
   const Guard guard_;
+  const bool single_file_;
   std::vector<std::shared_ptr<void>> guarded_;  // the directory and every file in it
   bool made_ = false;
   UniqueFd lock_;

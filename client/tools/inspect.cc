@@ -89,6 +89,7 @@ InspectedLinear InspectLinear(const model::Checkpoint& checkpoint,
   out.n = weight->n;
   out.order = !weight->order.empty();
   out.factor = !weight->factor.empty();
+  out.hadamard = weight->hadamard.size;
   out.bias = !weight->bias.empty();
   return out;
 }
@@ -113,6 +114,7 @@ Json ToJson(const InspectedLinear& linear) {
               {"bytes", linear.bytes},   {"bits_per_weight", linear.bits_per_weight()},
               {"order", linear.order},   {"factor", linear.factor},
               {"bias", linear.bias},     {"codes_read", linear.codes_read}};
+  if (linear.hadamard > 0) out["hadamard"] = linear.hadamard;
   if (!linear.slice_of.empty()) out["slice_of"] = linear.slice_of;
   if (!linear.error.empty()) out["error"] = linear.error;
   return out;

@@ -17,6 +17,7 @@ struct InspectedLinear {
   int64_t k = 0, n = 0;
   int64_t bytes = 0;  // of all its tensors in the files
   bool order = false, factor = false, bias = false;
+  int64_t hadamard = 0;    // block of its transform of activations; 0: none
   std::string slice_of;    // of an expert in a tensor of all experts: the path of that
   bool codes_read = true;  // else it is too large: all but its codes was checked
   std::string error;       // why it does not load; empty where it does

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -85,32 +84,6 @@ absl::Status NoModel(const std::string& path, const absl::Status& status) {
 }
 
 }  // namespace
-
-std::string Folder::PathOf(absl::string_view file) const { return absl::StrCat(name, "/", file); }
-
-absl::StatusOr<Folder> OpenFolder(const std::string& path) {
-  std::error_code error;
-  const fs::path real = fs::canonical(path, error);
-  if (error) {
-    return absl::NotFoundError(absl::StrCat(Quoted(path, 1024), ": ", error.message()));
-  }
-  const bool is_model = fs::is_directory(real, error) || real.extension() == ".gguf" ||
-                        real.extension() == ".safetensors";
-  if (!is_model || !real.has_relative_path()) {
-    return Invalid(Quoted(path, 1024),
-                   ": expected a model's directory, or a .gguf or .safetensors file");
-  }
-  const std::optional<std::string> cache = model::FolderOfSnapshot(real.string());
-  const fs::path above = real.parent_path();
-  const bool snapshot = above.filename() == "snapshots";
-  const fs::path root = cache ? fs::path(*cache) : snapshot ? above.parent_path() : above;
-  absl::string_view shown = path;
-  while (shown.size() > 1 && absl::ConsumeSuffix(&shown, "/")) {
-  }
-  Folder out = {.path = std::string(shown), .name = real.lexically_relative(root).string()};
-  AWQD_ASSIGN_OR_RETURN(out.root, model::RepositoryRoot::Open(root.string()));
-  return out;
-}
 
 absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file) {
   AWQD_ASSIGN_OR_RETURN(const model::File open, folder.root.OpenFile(folder.PathOf(file)));
@@ -209,7 +182,7 @@ bool IsFloatType(absl::string_view dtype) {
 
 absl::StatusOr<Model> Model::Open(const std::string& path) {
   Model out;
-  AWQD_ASSIGN_OR_RETURN(out.folder_, OpenFolder(path));
+  AWQD_ASSIGN_OR_RETURN(out.folder_, model::OpenModelFolder(path));
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> gguf,
                         model::FindGguf(out.folder_.root, out.folder_.name));
   out.quantised_ = !gguf.empty();

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/checkpoint/checkpoint.h"
-#include "kernels/checkpoint/repository_root.h"
+#include "kernels/checkpoint/model_folder.h"
 
 namespace awqd::tools {
 
@@ -21,18 +21,7 @@ namespace awqd::tools {
 inline constexpr absl::string_view kSettingsFiles[] = {"quant_config.json", "quantize_config.json",
                                                        "hf_quant_config.json"};
 
-struct Folder {
-  std::string path;  // as it was given, without slashes at its end
-  // Its symbolic links may lead into this: the directory above it. For a snapshot in a cache of the
-  // Hub ("models--org--name/snapshots/<hash>"), the directory that also has the blobs.
-  model::RepositoryRoot root;
-  std::string name;  // beneath `root`
-
-  std::string PathOf(absl::string_view file) const;  // "<name>/<file>", as root takes it
-};
-
-// NOT_FOUND or INVALID_ARGUMENT naming the path.
-absl::StatusOr<Folder> OpenFolder(const std::string& path);
+using Folder = model::ModelFolder;
 
 // All of a small file of the folder. NOT_FOUND without it, INVALID_ARGUMENT when it is larger than
 // any that is read here.

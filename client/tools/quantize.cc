@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/tools/elements.h"
+#include "client/tools/to_gguf.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
 
@@ -38,6 +39,12 @@ bool GroupOf(const Range& range, const RtnOptions& options, DType type, RtnGroup
                         : (double{range.high} - double{range.low}) / most;
   out->scale = scale == 0 ? 1.0f : std::max(RoundTo(type, static_cast<float>(scale)), Least(type));
   out->zero = middle;
+  out->bias = 0;
+  if (options.real_zeros) {
+    out->zero = 0;
+    out->bias = RoundTo(type, range.low);
+    return std::isfinite(out->scale) && std::isfinite(out->bias);
+  }
   if (!options.symmetric && scale != 0) {
     out->zero = static_cast<int>(
         std::clamp(std::nearbyint(-range.low / out->scale), 0.0f, static_cast<float>(most)));
@@ -57,40 +64,20 @@ double Encode(absl::Span<const float> values, const RtnOptions& options, const R
   const float most = static_cast<float>((1 << options.bits) - 1);
   const auto zero = static_cast<float>(group.zero);
   for (size_t i = 0; i < values.size(); ++i) {
-    const float code = Nearest(std::clamp(values[i] / group.scale, -1024.0f, 1024.0f)) + zero;
+    const float code =
+        Nearest(std::clamp((values[i] - group.bias) / group.scale, -1024.0f, 1024.0f)) + zero;
     codes[i] = static_cast<uint8_t>(std::clamp(code, 0.0f, most));
   }
   double sum = 0;
   for (size_t i = 0; i < values.size(); ++i) {
-    const double error = double{(static_cast<float>(codes[i]) - zero) * group.scale} - values[i];
+    const float value = (static_cast<float>(codes[i]) - zero) * group.scale + group.bias;
+    const double error = double{value} - values[i];
     sum += error * error;
   }
   return sum;
 }
 
 // --- A folder ---
-
-// Why a linear [N, K] stays dense; empty where it does not.
-std::string WhyDense(const QuantizeOptions& options, const std::string& path, int64_t k,
-                     int64_t n) {
-  const auto within = [&](absl::string_view text) { return absl::StrContains(path, text); };
-  for (absl::string_view text : kLeftOut) {
-    if (within(text)) return absl::StrCat("\"", text, "\" is left out");
-  }
-  for (const std::string& text : options.leave_out) {
-    if (within(text)) return absl::StrCat(Quoted(text), " is left out");
-  }
-  if (absl::EndsWith(path, ".gate")) return "a router is left out";
-  const Target& target = *options.target;
-  if (options.rtn.group_size != -1 && k % options.rtn.group_size != 0) {
-    return absl::StrCat("K = ", k, " is no multiple of the group size ", options.rtn.group_size);
-  }
-  if (k % target.k_multiple != 0 || n % target.n_multiple != 0) {
-    return absl::StrCat("format ", target.name, " takes K in multiples of ", target.k_multiple,
-                        " and N of ", target.n_multiple);
-  }
-  return "";
-}
 
 // ": K = 64 is no multiple of the group size 96 (12 linears); ..."; empty without linears.
 std::string Reasons(const std::vector<DenseLinear>& dense) {
@@ -123,38 +110,91 @@ std::map<std::string, std::string> Choose(const Model& source, const QuantizeOpt
   return paths;
 }
 
-// Rounds and encodes a linear, and adds it to the report.
-absl::StatusOr<EncodedLinear> QuantizeLinear(const Model& source, const QuantizeOptions& options,
-                                             const std::string& path, Quantization* report) {
-  const model::TensorLocation& place = *source.tensors().Find(path + ".weight");
-  const DType type = FloatTypeNamed(place.info->dtype);
-  const int64_t n = place.info->shape[0], k = place.info->shape[1];
-  // A byte for each code, beside some rows.
-  AWQD_RETURN_IF_ERROR(CheckRoom("codes", std::max(n, kDenseRowsBytes), k));
-  std::vector<uint8_t> bytes;
-  const auto read = [&](int64_t begin, int64_t end, float* to) {
-    bytes.resize((end - begin) * k * SizeOf(type));
-    AWQD_RETURN_IF_ERROR(ReadPart(place, begin * k * SizeOf(type), absl::MakeSpan(bytes)));
-    for (int64_t i = 0; i < (end - begin) * k; ++i) to[i] = LoadElement(bytes.data(), type, i);
-    return absl::OkStatus();
+// The differences of `made` from the rows of the weight that it was made of.
+absl::Status CompareRows(const Elements& made, ReadDenseRows read, Difference* out) {
+  const int64_t k = made.k(), step = made.Step();
+  std::vector<float> left(step * k), right(step * k);
+  for (int64_t begin = 0; begin < made.n(); begin += step) {
+    const int64_t end = std::min(made.n(), begin + step), columns = end - begin;
+    AWQD_RETURN_IF_ERROR(made.Read(begin, end, left.data()));
+    AWQD_RETURN_IF_ERROR(read(begin, end, right.data()));
+    for (int64_t row = 0; row < k; ++row) {
+      for (int64_t col = 0; col < columns; ++col) {
+        out->AddElement(row, begin + col, left[row * columns + col], right[col * k + row]);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Quantization> QuantizeToGguf(const Model& source, const QuantizeOptions& options,
+                                            Quantization report, const Progress& progress,
+                                            FolderWriter* out) {
+  const GgufOptions gguf = {options.rtn.bits == 8 ? "Q8_0" : "Q4_0", options.leave_out};
+  AWQD_ASSIGN_OR_RETURN(const GgufPlan plan, PlanGguf(source, gguf, {}));
+  Conversion written;
+  const OnRounded rounded = [&](const std::string& path, int64_t k, int64_t n,
+                                absl::string_view type, const Difference& loss) {
+    report.linears.push_back({path, std::string(type), k, n, loss.norms, loss.largest});
   };
-  AWQD_ASSIGN_OR_RETURN(
-      HostWeight weight,
-      Rtn(k, n, options.rtn, type == DType::kBf16 ? DType::kBf16 : DType::kFp16, read));
-  const Elements made(std::move(weight)), given(DenseWeight{.k = k, .n = n, .tensor = place});
-  Difference error;
-  AWQD_RETURN_IF_ERROR(Compare(made, given, &error));
-  AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options.target->Encode(*made.weight(), {}));
-  report->linears.push_back(
-      {path, made.scheme(), k, n, error.norms, error.largest, encoded.facts.zero_at_0});
-  return encoded;
+  AWQD_RETURN_IF_ERROR(WriteGguf(source, plan, {}, rounded, progress, out, &written));
+  static_cast<Rewritten&>(report) = written;
+  AWQD_RETURN_IF_ERROR(source.CheckUnchanged());
+  AWQD_RETURN_IF_ERROR(out->Commit());
+  return report;
 }
 
 }  // namespace
 
+std::string WhyLeftDense(absl::string_view path, absl::Span<const std::string> leave_out) {
+  for (const absl::string_view text : kLeftOut) {
+    if (absl::StrContains(path, text)) return absl::StrCat("\"", text, "\" is left out");
+  }
+  for (const std::string& text : leave_out) {
+    if (absl::StrContains(path, text)) return absl::StrCat(Quoted(text), " is left out");
+  }
+  return absl::EndsWith(path, ".gate") ? "a router is left out" : "";
+}
+
+std::string WhyDense(const QuantizeOptions& options, const std::string& path, int64_t k,
+                     int64_t n) {
+  if (std::string why = WhyLeftDense(path, options.leave_out); !why.empty()) return why;
+  const Target& target = *options.target;
+  if (options.rtn.group_size != -1 && k % options.rtn.group_size != 0) {
+    return absl::StrCat("K = ", k, " is no multiple of the group size ", options.rtn.group_size);
+  }
+  if (k % target.k_multiple != 0 || n % target.n_multiple != 0) {
+    return absl::StrCat("format ", target.name, " takes K in multiples of ", target.k_multiple,
+                        " and N of ", target.n_multiple);
+  }
+  return "";
+}
+
+QuantizeOptions WithDefaults(QuantizeOptions options) {
+  const Target& target = *options.target;
+  if (options.rtn.group_size == kGroupSizeOfTarget) options.rtn.group_size = target.group_size;
+  options.rtn.real_zeros = target.real_zeros && !options.rtn.symmetric;
+  return options;
+}
+
+absl::StatusOr<EncodedLinear> QuantizeRows(const std::string& path, int64_t k, int64_t n,
+                                           DType scale_dtype, const QuantizeOptions& options,
+                                           ReadDenseRows read, std::vector<QuantizedLinear>* told) {
+  // A byte for each code, beside some rows.
+  AWQD_RETURN_IF_ERROR(CheckRoom("codes", std::max(n, kDenseRowsBytes), k));
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, Rtn(k, n, options.rtn, scale_dtype, read));
+  const Elements made(std::move(weight));
+  Difference error;
+  AWQD_RETURN_IF_ERROR(CompareRows(made, read, &error));
+  AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options.target->Encode(*made.weight(), {}));
+  told->push_back({path, made.scheme(), k, n, error.norms, error.largest, encoded.facts.zero_at_0});
+  return encoded;
+}
+
 bool QuantizeGroup(absl::Span<const float> values, const RtnOptions& options, DType scale_dtype,
                    RtnGroup* group, uint8_t* codes) {
   Range range;
+  if (options.real_zeros && !values.empty()) range = {values[0], values[0]};
   for (const float value : values) {
     range.low = std::min(range.low, value);
     range.high = std::max(range.high, value);
@@ -166,7 +206,9 @@ bool QuantizeGroup(absl::Span<const float> values, const RtnOptions& options, DT
   for (int step = 1; step < kRatios; ++step) {
     const float ratio = 1.0f - 0.02f * static_cast<float>(step);
     RtnGroup narrow;
-    GroupOf({range.low * ratio, range.high * ratio}, options, scale_dtype, &narrow);
+    const float middle = options.real_zeros ? (range.low + range.high) / 2 : 0;
+    GroupOf({middle + (range.low - middle) * ratio, middle + (range.high - middle) * ratio},
+            options, scale_dtype, &narrow);
     const double error = Encode(values, options, narrow, other.data());
     if (error >= least) continue;
     least = error;
@@ -183,9 +225,13 @@ absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, 
   const int64_t block = rows == k ? 0 : rows;
   out.scheme = options.symmetric ? Symmetric(options.bits, block, scale_dtype)
                                  : Asymmetric(options.bits, block, scale_dtype);
+  if (options.real_zeros) {
+    out.scheme.zero_kind = ZeroKind::kRealAfter;
+    out.scheme.zero_dtype = scale_dtype;
+  }
   std::vector<uint8_t> codes(n * k);  // [N, K]
   out.scales.resize(groups * n * SizeOf(scale_dtype));
-  if (!options.symmetric) out.zeros.resize(groups * n);
+  out.zeros.resize(groups * n * out.scheme.zero_bytes());
   const int64_t step = std::max<int64_t>(1, kElements / k);
   std::vector<float> values(step * k);
   for (int64_t begin = 0; begin < n; begin += step) {
@@ -207,7 +253,11 @@ absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, 
                           absl::StrCat("one whose scale ", Name(scale_dtype), " can hold"));
         }
         StoreRounded(group.scale, scale_dtype, out.scales.data() + 2 * (g * n + col));
-        if (!options.symmetric) out.zeros[g * n + col] = static_cast<uint8_t>(group.zero);
+        if (options.real_zeros) {
+          StoreRounded(-group.bias, scale_dtype, out.zeros.data() + 2 * (g * n + col));
+        } else if (!options.symmetric) {
+          out.zeros[g * n + col] = static_cast<uint8_t>(group.zero);
+        }
       }
     }
   }
@@ -220,7 +270,7 @@ absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, 
 
 absl::Status Validate(const QuantizeOptions& options) {
   const Target& target = *options.target;
-  if (target.settings == nullptr) return BadValue("to", target.name, "a quantised format");
+  if (target.widths.empty()) return BadValue("to", target.name, "a quantised format");
   if (!absl::c_linear_search(target.widths, options.rtn.bits)) {
     return BadValue(
         "bits", options.rtn.bits,
@@ -230,12 +280,23 @@ absl::Status Validate(const QuantizeOptions& options) {
     return BadValue("symmetric", "false",
                     absl::StrCat("true: format ", target.name, " holds no zero points"));
   }
+  if (options.rtn.search && &target == &kGgufTarget) {
+    return BadValue("search", "true", "false: format gguf has ggml's own rounding");
+  }
+  if (options.rtn.group_size == kGroupSizeOfTarget) return absl::OkStatus();
+  if (!target.group_sizes.empty() &&
+      !absl::c_linear_search(target.group_sizes, options.rtn.group_size)) {
+    return BadValue(
+        "group_size", options.rtn.group_size,
+        absl::StrCat(absl::StrJoin(target.group_sizes, ", "), " (format ", target.name, ")"));
+  }
   if (options.rtn.group_size == -1 || options.rtn.group_size >= 1) return absl::OkStatus();
   return BadValue("group_size", options.rtn.group_size, "-1 (all of K) or at least 1");
 }
 
-absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Progress& progress) {
-  AWQD_RETURN_IF_ERROR(Validate(options));
+absl::StatusOr<Quantization> Quantize(const QuantizeOptions& given, const Progress& progress) {
+  AWQD_RETURN_IF_ERROR(Validate(given));
+  const QuantizeOptions options = WithDefaults(given);
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
   if (source.quantised()) {
     return Invalid(source.folder().name,
@@ -243,7 +304,9 @@ absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Prog
                    "one ('awqctl convert' changes the format of the other)");
   }
   AWQD_RETURN_IF_ERROR(source.CheckAllRead());
-  AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard));
+  AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard,
+                                                             options.target == &kGgufTarget &&
+                                                                 IsGgufName(options.output)));
   Quantization report;
   const std::map<std::string, std::string> paths = Choose(source, options, &report);
   if (paths.empty()) {
@@ -251,6 +314,9 @@ absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Prog
                    ": got no linear to quantise, expected a tensor "
                    "\"<path>.weight\" of two dimensions that is not left out",
                    Reasons(report.dense));
+  }
+  if (options.target == &kGgufTarget) {
+    return QuantizeToGguf(source, options, std::move(report), progress, out.get());
   }
   FolderFacts facts = {.rtn = true, .search = options.rtn.search};
   for (const DenseLinear& linear : report.dense) facts.dense.push_back(linear.path);
@@ -260,7 +326,10 @@ absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Prog
     return std::vector<std::string>{it->second};
   };
   const auto encode = [&](const std::string& path) {
-    return QuantizeLinear(source, options, path, &report);
+    const model::TensorLocation& place = *source.tensors().Find(path + ".weight");
+    const int64_t n = place.info->shape[0], k = place.info->shape[1];
+    const DType scales = place.info->dtype == "BF16" ? DType::kBf16 : DType::kFp16;
+    return QuantizeRows(path, k, n, scales, options, RowsOfTensor(place, k), &report.linears);
   };
   AWQD_RETURN_IF_ERROR(RewriteFolder(source, *options.target, "", std::move(facts), replaced,
                                      encode, progress, out.get(), &report));
@@ -269,22 +338,27 @@ absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Prog
   return report;
 }
 
+nlohmann::ordered_json ToJson(const std::vector<QuantizedLinear>& linears) {
+  auto out = nlohmann::ordered_json::array();
+  for (const QuantizedLinear& linear : linears) {
+    out.push_back({{"path", linear.path},
+                   {"description", linear.scheme},
+                   {"in_features", linear.k},
+                   {"out_features", linear.n},
+                   {"relative_error", linear.norms.relative()},
+                   {"max_absolute_error", linear.largest},
+                   {"zero_point_0", linear.zero_at_0}});
+  }
+  return out;
+}
+
 nlohmann::ordered_json ToJson(const Quantization& quantization) {
   using Json = nlohmann::ordered_json;
-  Json linears = Json::array(), dense = Json::array();
-  for (const QuantizedLinear& linear : quantization.linears) {
-    linears.push_back({{"path", linear.path},
-                       {"description", linear.scheme},
-                       {"in_features", linear.k},
-                       {"out_features", linear.n},
-                       {"relative_error", linear.norms.relative()},
-                       {"max_absolute_error", linear.largest},
-                       {"zero_point_0", linear.zero_at_0}});
-  }
+  Json dense = Json::array();
   for (const DenseLinear& linear : quantization.dense) {
     dense.push_back({{"path", linear.path}, {"why", linear.why}});
   }
-  Json out = {{"linears", std::move(linears)}, {"dense", std::move(dense)}};
+  Json out = {{"linears", ToJson(quantization.linears)}, {"dense", std::move(dense)}};
   out.update(ToJson(static_cast<const Rewritten&>(quantization)));
   return out;
 }

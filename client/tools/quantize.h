@@ -17,11 +17,14 @@
 
 namespace awqd::tools {
 
+inline constexpr int64_t kGroupSizeOfTarget = -2;  // Target::group_size
+
 struct RtnOptions {
   int bits = 4;              // 2 to 8
-  int64_t group_size = 128;  // -1: all of K; a divisor of K
+  int64_t group_size = 128;  // -1: all of K; a divisor of K; or the constant above
   bool symmetric = false;
   bool search = false;  // for the range of a group that gives the least squared error
+  bool real_zeros = false;
 };
 
 // The scale and the zero of a group, and the codes of its `values`.
@@ -29,6 +32,8 @@ struct RtnOptions {
 //   symmetric    s = max(max / (2^(b-1) - 1), -min / 2^(b-1)), z = 2^(b-1)
 //   asymmetric   s = (max - min) / (2^b - 1) with 0 in the range, z = round(-min / s)
 //   q = round(w / s) + z, within 0 and 2^b - 1
+//   real_zeros   s as asymmetric, without 0 in the range, m = min rounded to the type of scales,
+//                q = round((w - m) / s), and W = q * s + m
 //
 // s is rounded to the type of scales first, and what else is computed uses the rounded one. A
 // search multiplies the range by 1, 0.98, ..., 0.5 and keeps the first of the least squared errors.
@@ -36,6 +41,7 @@ struct RtnOptions {
 struct RtnGroup {
   float scale = 1;
   int zero = 0;
+  float bias = 0;  // m
 };
 bool QuantizeGroup(absl::Span<const float> values, const RtnOptions& options, DType scale_dtype,
                    RtnGroup* group, uint8_t* codes);
@@ -60,6 +66,22 @@ struct QuantizeOptions {
 // Parts of paths of linears that lose most: embeddings, heads, routers.
 inline constexpr absl::string_view kLeftOut[] = {"embed",  "lm_head",    "wte",   "wpe",
                                                  "pooler", "classifier", "score", "router"};
+
+// Why a linear of that path is left out, by its name; empty where it is not.
+std::string WhyLeftDense(absl::string_view path, absl::Span<const std::string> leave_out);
+
+struct QuantizedLinear;
+
+// Rounds a weight [N, K] to the target's form, and adds it to `told`, errors and all.
+absl::StatusOr<EncodedLinear> QuantizeRows(const std::string& path, int64_t k, int64_t n,
+                                           DType scale_dtype, const QuantizeOptions& options,
+                                           ReadDenseRows read, std::vector<QuantizedLinear>* told);
+
+// Why a linear [N, K] is not quantised; empty where it is.
+std::string WhyDense(const QuantizeOptions& options, const std::string& path, int64_t k, int64_t n);
+
+// With the target's own defaults where options leave them to it.
+QuantizeOptions WithDefaults(QuantizeOptions options);
 
 struct QuantizedLinear {
   std::string path;
@@ -87,6 +109,7 @@ absl::Status Validate(const QuantizeOptions& options);
 // that are no numbers. Nothing of `output` is left after an error.
 absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Progress& progress);
 
+nlohmann::ordered_json ToJson(const std::vector<QuantizedLinear>& linears);
 nlohmann::ordered_json ToJson(const Quantization& quantization);
 
 }  // namespace awqd::tools

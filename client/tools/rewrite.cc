@@ -1,9 +1,7 @@
 // Copies and replaces tensors, config.json, and the files beside them.
 #include "client/tools/rewrite.h"
 
-#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,10 +16,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "client/tools/gguf_metadata.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/containers/gguf.h"
-#include "kernels/checkpoint/containers/gguf_input.h"
 #include "kernels/checkpoint/containers/json.h"
 #include "kernels/checkpoint/containers/shard_index.h"
 #include "kernels/checkpoint/file.h"
@@ -31,177 +28,7 @@
 namespace awqd::tools {
 namespace {
 
-// --- The config.json that a GGUF file's metadata make ---
-
 using Json = nlohmann::ordered_json;
-
-struct Config {
-  // The metadata of a GGUF file under the names of config.json: the architecture as "model_type",
-  // the sizes of the model, special tokens. Under "gguf" every key of the file as it
-  // stands there, but those of `left_out`.
-  Json json;
-  // Long arrays, such as the tokenizer's, and why they are not copied.
-  std::vector<std::string> left_out = {};
-  // Whether it has numbers that only Python's JSON has. They are strings here.
-  bool python = false;
-};
-
-using Value = absl::StatusOr<Json>;
-
-constexpr uint64_t kMostValues = 256;   // of an array that is kept
-constexpr uint64_t kMostKeys = 10'000;  // each is looked for among those before it
-
-// The name of a key in config.json. Keys of the model stand behind "<architecture>.".
-struct KeyName {
-  absl::string_view gguf, config;
-};
-constexpr KeyName kModelNames[] = {{"vocab_size", "vocab_size"},
-                                   {"context_length", "max_position_embeddings"},
-                                   {"embedding_length", "hidden_size"},
-                                   {"block_count", "num_hidden_layers"},
-                                   {"feed_forward_length", "intermediate_size"},
-                                   {"attention.head_count", "num_attention_heads"},
-                                   {"attention.head_count_kv", "num_key_value_heads"},
-                                   {"attention.key_length", "head_dim"},
-                                   {"attention.sliding_window", "sliding_window"},
-                                   {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
-                                   {"attention.layer_norm_epsilon", "layer_norm_eps"},
-                                   {"rope.freq_base", "rope_theta"},
-                                   {"expert_count", "num_experts"},
-                                   {"expert_used_count", "num_experts_per_tok"}};
-constexpr KeyName kTokenNames[] = {{"tokenizer.ggml.bos_token_id", "bos_token_id"},
-                                   {"tokenizer.ggml.eos_token_id", "eos_token_id"},
-                                   {"tokenizer.ggml.padding_token_id", "pad_token_id"}};
-
-template <typename T>
-Value Number(model::GgufInput* in) {
-  AWQD_ASSIGN_OR_RETURN(const T value, in->Number<T>("value"));
-  return Json(value);
-}
-
-// The shortest number that is the same FP32: 1e-05, not 9.999999747378752e-06.
-Value Float(model::GgufInput* in) {
-  AWQD_ASSIGN_OR_RETURN(const float value, in->Number<float>("value"));
-  char text[32];
-  const std::to_chars_result end = std::to_chars(text, text + sizeof(text) - 1, value);
-  *end.ptr = '\0';
-  return Json(std::strtod(text, nullptr));
-}
-
-Value Bool(model::GgufInput* in) {
-  AWQD_ASSIGN_OR_RETURN(const uint8_t value, in->Number<uint8_t>("value"));
-  return Json(value != 0);
-}
-
-Value Text(model::GgufInput* in) {
-  AWQD_ASSIGN_OR_RETURN(std::string text, in->Text(static_cast<uint64_t>(in->left()), "value"));
-  return Json(std::move(text));
-}
-
-// By a type's number; null for arrays.
-using ReadValue = Value (*)(model::GgufInput*);
-constexpr ReadValue kRead[] = {Number<uint8_t>,
-                               Number<int8_t>,
-                               Number<uint16_t>,
-                               Number<int16_t>,
-                               Number<uint32_t>,
-                               Number<int32_t>,
-                               Float,
-                               Bool,
-                               Text,
-                               nullptr,
-                               Number<uint64_t>,
-                               Number<int64_t>,
-                               Number<double>};
-
-class Reader {
- public:
-  explicit Reader(const model::File& file)
-      : in_(&file, limits_.max_header_bytes, limits_.max_array_depth) {}
-
-  absl::StatusOr<Config> Read() {
-    // Checked when the file was opened: magic, version, tensors.
-    AWQD_RETURN_IF_ERROR(in_.Number<uint64_t>("magic and version").status());
-    AWQD_RETURN_IF_ERROR(in_.Number<uint64_t>("count of tensors").status());
-    AWQD_ASSIGN_OR_RETURN(const uint64_t keys, in_.Number<uint64_t>("count of metadata"));
-    if (keys > kMostKeys) {
-      return BadValue("count of metadata", keys, absl::StrCat("at most ", kMostKeys));
-    }
-    for (uint64_t i = 0; i < keys; ++i) {
-      AWQD_ASSIGN_OR_RETURN(const std::string key,
-                            in_.Text(static_cast<uint64_t>(limits_.max_key_bytes), "key"));
-      const absl::Status status = ReadKey(key);
-      if (!status.ok()) {
-        return Prefixed(absl::StrCat("metadata ", Quoted(key, 64)), status);
-      }
-    }
-    return Named();
-  }
-
- private:
-  absl::Status ReadKey(const std::string& key) {
-    AWQD_ASSIGN_OR_RETURN(const uint32_t type, in_.Number<uint32_t>("type"));
-    if (type == model::kGgufArray) return ReadArray(key);
-    if (type >= std::size(kRead)) return in_.SkipValue(type);  // which says what is wrong
-    AWQD_ASSIGN_OR_RETURN(all_[key], kRead[type](&in_));
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadArray(const std::string& key) {
-    model::GgufInput ahead = in_;
-    AWQD_RETURN_IF_ERROR(in_.SkipValue(model::kGgufArray));
-    AWQD_ASSIGN_OR_RETURN(const uint32_t type, ahead.Number<uint32_t>("type of an array"));
-    AWQD_ASSIGN_OR_RETURN(const uint64_t count, ahead.Number<uint64_t>("count of an array"));
-    if (key == "tokenizer.ggml.tokens") tokens_ = count;
-    const bool tokenizer = absl::StartsWith(key, "tokenizer.");
-    if (tokenizer || type == model::kGgufArray || count > kMostValues) {
-      left_out_.push_back(absl::StrCat("metadata ", Quoted(key, 64), " (", count, " values): ",
-                                       tokenizer ? "no tokenizer is made of it" : "a long array"));
-      return absl::OkStatus();
-    }
-    Json values = Json::array();
-    for (uint64_t i = 0; i < count; ++i) {
-      AWQD_ASSIGN_OR_RETURN(Json value, kRead[type](&ahead));
-      values.push_back(std::move(value));
-    }
-    all_[key] = std::move(values);
-    return absl::OkStatus();
-  }
-
-  // Numbers alone: a model whose layers differ has arrays, for which config.json has no common
-  // name.
-  void CopyNumber(const std::string& key, absl::string_view name, Json* to) const {
-    const auto it = all_.find(key);
-    if (it != all_.end() && it->is_number()) (*to)[std::string(name)] = *it;
-  }
-
-  Config Named() {
-    Config out = {Json::object(), std::move(left_out_)};
-    const std::string architecture = all_.value("general.architecture", "");
-    if (!architecture.empty()) out.json["model_type"] = architecture;
-    if (tokens_ > 0) out.json["vocab_size"] = tokens_;
-    for (const auto& [gguf, config] : kModelNames) {
-      CopyNumber(absl::StrCat(architecture, ".", gguf), config, &out.json);
-    }
-    for (const auto& [gguf, config] : kTokenNames) {
-      CopyNumber(std::string(gguf), config, &out.json);
-    }
-    out.json["gguf"] = std::move(all_);
-    return out;
-  }
-
-  const model::GgufLimits limits_;
-  model::GgufInput in_;
-  Json all_ = Json::object();
-  uint64_t tokens_ = 0;
-  std::vector<std::string> left_out_;
-};
-
-absl::StatusOr<Config> ReadGgufConfig(const model::File& file) {
-  absl::StatusOr<Config> out = Reader(file).Read();
-  if (!out.ok()) return Prefixed(file.shown_name(), out.status());
-  return out;
-}
 
 // --- Any folder ---
 
@@ -241,7 +68,7 @@ std::string WhyLeftOut(const Model& source, const std::string& name) {
   return "";
 }
 
-absl::StatusOr<Config> OpenConfig(const Model& source) {
+absl::StatusOr<ModelConfig> OpenConfig(const Model& source) {
   const Folder& folder = source.folder();
   if (source.tensors().gguf()) return ReadGgufConfig(source.tensors().first_file());
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
@@ -249,8 +76,9 @@ absl::StatusOr<Config> OpenConfig(const Model& source) {
   const auto checked = model::ParseJsonObject(text, kMaxDepth);
   if (!checked.ok()) return Prefixed(folder.PathOf(model::kConfigFile), checked.status());
   const std::optional<std::string> quoted = model::QuotePythonNumbers(text);
-  return Config{.json = Json::parse(quoted.value_or(text), nullptr, /*allow_exceptions=*/false),
-                .python = quoted.has_value()};
+  return ModelConfig{
+      .json = Json::parse(quoted.value_or(text), nullptr, /*allow_exceptions=*/false),
+      .python = quoted.has_value()};
 }
 
 void EraseAt(absl::string_view place, Json* object) {
@@ -283,9 +111,13 @@ int64_t EncodedHeaderBytes(const std::string& path) {
 absl::Status AddEncoded(const std::string& path, absl::StatusOr<EncodedLinear> encoded,
                         FolderFacts* facts, FolderWriter* out) {
   AWQD_RETURN_IF_ERROR(encoded.status());
-  facts->linears.emplace_back(path, encoded->facts);
+  if (encoded->facts.dense) {
+    facts->dense.push_back(path);
+  } else if (encoded->facts.k > 0) {
+    facts->linears.emplace_back(path, encoded->facts);
+  }
   for (NewTensor& one : encoded->tensors) {
-    one.name = absl::StrCat(path, ".", one.name);
+    one.name = one.name.empty() ? path : absl::StrCat(path, ".", one.name);
     AWQD_RETURN_IF_ERROR(out->AddTensor(std::move(one)));
   }
   return absl::OkStatus();
@@ -329,41 +161,6 @@ absl::Status RewriteTensors(const Model& source, ReplaceTensor replaced, EncodeL
   return absl::OkStatus();
 }
 
-absl::Status RewriteRest(const Model& source, const Json& settings, const std::string& dtype,
-                         FolderWriter* out, Carried* carried) {
-  const Folder& folder = source.folder();
-  AWQD_ASSIGN_OR_RETURN(Config config, OpenConfig(source));
-  Json& json = config.json;
-  for (const std::string& place : model::PlacesOfSettings()) EraseAt(place, &json);
-  if (!settings.is_null()) json["quantization_config"] = settings;
-  if (!dtype.empty()) json[json.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
-  std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  if (config.python) {
-    text = absl::StrReplaceAll(
-        text, {{"\"NaN\"", "NaN"}, {"\"Infinity\"", "Infinity"}, {"\"-Infinity\"", "-Infinity"}});
-  }
-  AWQD_RETURN_IF_ERROR(out->WriteText(std::string(model::kConfigFile), text));
-  absl::c_copy(config.left_out, std::back_inserter(carried->left_out));
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(source));
-  const std::vector<std::string> sources = source.tensors().FileNames();
-  const bool indexed = absl::c_linear_search(files, model::kIndexFile);
-  if (indexed || out->shards() > 1) AWQD_RETURN_IF_ERROR(out->WriteIndex());
-  for (const std::string& name : files) {
-    if (name == model::kConfigFile || name == model::kIndexFile ||
-        absl::c_linear_search(sources, name)) {
-      continue;
-    }
-    if (const std::string why = WhyLeftOut(source, name); !why.empty()) {
-      carried->left_out.push_back(absl::StrCat(name, ": ", why));
-      continue;
-    }
-    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
-    AWQD_RETURN_IF_ERROR(out->Copy(file, name));
-    carried->files.push_back(name);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CheckRewritable(const Model& source) {
@@ -380,8 +177,43 @@ absl::Status CheckRewritable(const Model& source) {
   return absl::OkStatus();
 }
 
+absl::Status RewriteRest(const Model& source, const Target& target, const Json& settings,
+                         const std::string& dtype, FolderWriter* out, Carried* carried) {
+  const Folder& folder = source.folder();
+  AWQD_ASSIGN_OR_RETURN(ModelConfig config, OpenConfig(source));
+  Json& json = config.json;
+  for (const std::string& place : model::PlacesOfSettings()) EraseAt(place, &json);
+  if (!settings.is_null()) json[std::string(target.settings_key)] = settings;
+  if (!dtype.empty()) json[json.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (config.python) {
+    text = absl::StrReplaceAll(
+        text, {{"\"NaN\"", "NaN"}, {"\"Infinity\"", "Infinity"}, {"\"-Infinity\"", "-Infinity"}});
+  }
+  AWQD_RETURN_IF_ERROR(out->WriteText(std::string(model::kConfigFile), text));
+  absl::c_copy(config.left_out, std::back_inserter(carried->left_out));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(source));
+  const std::vector<std::string> sources = source.tensors().FileNames();
+  const bool indexed = absl::c_linear_search(files, model::kIndexFile);
+  if (out->shards() > 1 || (indexed && out->shards() == 1)) AWQD_RETURN_IF_ERROR(out->WriteIndex());
+  for (const std::string& name : files) {
+    if (name == model::kConfigFile || name == model::kIndexFile ||
+        absl::c_linear_search(sources, name)) {
+      continue;
+    }
+    if (const std::string why = WhyLeftOut(source, name); !why.empty()) {
+      carried->left_out.push_back(absl::StrCat(name, ": ", why));
+      continue;
+    }
+    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
+    AWQD_RETURN_IF_ERROR(out->Copy(file, name));
+    carried->files.push_back(name);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Json> ReadConfig(const Model& source) {
-  AWQD_ASSIGN_OR_RETURN(Config config, OpenConfig(source));
+  AWQD_ASSIGN_OR_RETURN(ModelConfig config, OpenConfig(source));
   return std::move(config.json);
 }
 
@@ -396,7 +228,7 @@ absl::Status RewriteFolder(const Model& source, const Target& target, const std:
   if (target.settings != nullptr) {
     AWQD_ASSIGN_OR_RETURN(settings, target.settings(facts));
   }
-  return RewriteRest(source, settings, dtype, out, &report->carried);
+  return RewriteRest(source, target, settings, dtype, out, &report->carried);
 }
 
 Json ToJson(const Rewritten& report) {

@@ -50,6 +50,11 @@ absl::Status RewriteFolder(const Model& source, const Target& target, const std:
                            FolderFacts facts, ReplaceTensor replaced, EncodeLinear encode,
                            const Progress& progress, FolderWriter* out, Rewritten* report);
 
+// Writes the files of RewriteFolder beside tensors.
+absl::Status RewriteRest(const Model& source, const Target& target,
+                         const nlohmann::ordered_json& settings, const std::string& dtype,
+                         FolderWriter* out, Carried* carried);
+
 // config.json, its keys in their order; of a GGUF file the one that its metadata make.
 absl::StatusOr<nlohmann::ordered_json> ReadConfig(const Model& source);
 

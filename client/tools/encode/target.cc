@@ -13,6 +13,7 @@
 #include "client/tools/elements.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/codes.h"
 
 namespace awqd::tools {
 namespace {
@@ -60,6 +61,9 @@ absl::Status CheckCodes(const HostWeight& weight, const Limits& limits) {
   if (!weight.factor.empty()) {
     return BadValue("factor", "one for each in-feature, which activations are multiplied by",
                     "none, as the format has no tensor for it");
+  }
+  if (weight.hadamard.size > 0) {
+    return BadValue("transform", "one of activations", "none, as the format has no name for it");
   }
   if (!weight.order.empty() && !limits.order) {
     return BadValue("order", "rows sorted by group (desc_act)",
@@ -183,21 +187,6 @@ absl::Status NormaliseScales(const HostWeight& weight, const Limits& limits, Qua
                                " holds exactly"));
 }
 
-absl::Status Normalise(const Limits& limits, HostWeight* weight) {
-  AWQD_RETURN_IF_ERROR(CheckCodes(*weight, limits));
-  QuantizationScheme scheme = weight->scheme;
-  std::vector<uint8_t> zeros, scales;
-  AWQD_RETURN_IF_ERROR(NormaliseZeros(*weight, limits, &scheme, &zeros));
-  AWQD_RETURN_IF_ERROR(NormaliseScales(*weight, limits, &scheme, &scales));
-  scheme.block_cols = 1;
-  if (weight->groups() == 1) scheme.block_rows = 0;
-  weight->scheme = scheme;
-  weight->zeros = std::move(zeros);
-  weight->scales = std::move(scales);
-  weight->outer.clear();
-  return Validate(*weight);
-}
-
 // The tensor "bias" [N], or nothing without one.
 std::vector<NewTensor> BiasOf(const HostWeight& weight, const EncodeOptions& options) {
   std::vector<NewTensor> out;
@@ -212,6 +201,35 @@ std::vector<NewTensor> BiasOf(const HostWeight& weight, const EncodeOptions& opt
 }
 
 }  // namespace
+
+absl::Status Normalise(const Limits& limits, HostWeight* weight) {
+  AWQD_RETURN_IF_ERROR(CheckCodes(*weight, limits));
+  QuantizationScheme scheme = weight->scheme;
+  std::vector<uint8_t> zeros, scales;
+  AWQD_RETURN_IF_ERROR(NormaliseZeros(*weight, limits, &scheme, &zeros));
+  AWQD_RETURN_IF_ERROR(NormaliseScales(*weight, limits, &scheme, &scales));
+  scheme.block_cols = 1;
+  if (weight->groups() == 1) scheme.block_rows = 0;
+  weight->scheme = scheme;
+  weight->zeros = std::move(zeros);
+  weight->scales = std::move(scales);
+  weight->outer.clear();
+  return weight->codes.empty() ? ValidateBesideCodes(*weight) : Validate(*weight);
+}
+
+std::vector<uint8_t> CodesByColumn(const HostWeight& weight, int bits, int zero) {
+  const int64_t row_bytes = weight.row_bytes();
+  const int place = weight.code_bits();
+  return PackTransposed(
+      weight.k, weight.n, bits, [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
+        UnpackStream(weight.codes.data() + row * row_bytes + col * place / 8, count, place, to);
+        if (zero < 0 || (weight.zeros.empty() && weight.scheme.zero == zero)) return;
+        const int64_t group = row / weight.group_rows();
+        for (int64_t i = 0; i < count; ++i) {
+          to[i] = static_cast<uint8_t>(to[i] - weight.Zero(group, col + i) + zero);
+        }
+      });
+}
 
 NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> shape,
                      std::vector<uint8_t> bytes) {
@@ -241,6 +259,8 @@ absl::Span<const Target* const> AllTargets() {
                                                &kCompressedTensorsTarget,
                                                &kGemliteTarget,
                                                &kFasterTransformerTarget,
+                                               &kMlxTarget,
+                                               &kGgufTarget,
                                                &kDenseTarget};
   return kTargets;
 }

@@ -25,7 +25,7 @@ struct NewTensor {
   int64_t bytes = 0;
   // Parts begin and end at multiples of it, but for the last end. A divisor of `bytes` or larger.
   int64_t unit = 1;
-  // Fills `out` with the bytes from `at` on.
+  // Fills `out` with the bytes from `at` on. Thread-safe.
   std::function<absl::Status(int64_t at, absl::Span<uint8_t> out)> read;
 };
 
@@ -44,6 +44,10 @@ struct LinearFacts {
   bool symmetric = false;  // every zero is 2^(bits-1)
   bool order = false;      // rows are sorted by group
   bool zero_at_0 = false;  // some zero is 0
+  // For "mlx".
+  absl::string_view mode;
+  bool global_scale = false;
+  bool dense = false;  // it became the tensor "weight" of floats
 
   int64_t groups() const { return (k + group_rows - 1) / group_rows; }
 };
@@ -56,7 +60,7 @@ struct EncodedLinear {
 
 struct EncodeOptions {
   std::string bias_dtype = "F16";  // holds the bias exactly
-  std::string dtype;               // of the target "dense": "F16", "BF16", "F32"
+  std::string dtype;               // of dense weights: "F16", "BF16", "F32"
 };
 
 // Everything that was encoded, for the settings.
@@ -88,13 +92,19 @@ struct Target {
   // Bits that `quantize` may make for it, and whether zeros may be other than 2^(bits-1).
   absl::Span<const int> widths;
   bool asymmetric = true;
+  // `quantize` makes real zeros after the scale, in its type, and no integers.
+  bool real_zeros = false;
   // K and N must be multiples of these.
   int64_t k_multiple = 1, n_multiple = 1;
-  Limits limits;  // without widths: it holds every weight
+  // The rows of a group that `quantize` makes unless told, and all that it may; empty: any.
+  int64_t group_size = 128;
+  absl::Span<const int64_t> group_sizes = {};
+  Limits limits;                                           // without widths: it holds every weight
+  absl::string_view settings_key = "quantization_config";  // in config.json
 
-  // Adds the tensors of a weight that is within the limits, but for its bias.
+  // Adds the tensors of a weight that is within the limits, but for its bias. Null of "gguf".
   absl::Status (*encode)(HostWeight weight, const EncodeOptions& options, EncodedLinear* out);
-  // config.json's quantization_config; null of "dense". INVALID_ARGUMENT naming the linear where
+  // The settings; null of "dense" and "gguf", and null JSON where no linear has any. INVALID_ARGUMENT naming the linear where
   // the settings cannot say what differs between linears.
   absl::StatusOr<nlohmann::ordered_json> (*settings)(const FolderFacts& facts);
 
@@ -105,6 +115,7 @@ struct Target {
 
 extern const Target kAwqTarget, kGemliteTarget, kFasterTransformerTarget,
     kDenseTarget;                                           // uniform.cc
+extern const Target kMlxTarget, kGgufTarget;                // mlx.cc
 extern const Target kGptqTarget, kCompressedTensorsTarget;  // mixed.cc
 
 absl::Span<const Target* const> AllTargets();
@@ -113,10 +124,23 @@ const Target* TargetNamed(absl::string_view name);
 
 // --- Functions that several targets share ---
 
+// Brings a weight within the limits; no element changes a bit. INVALID_ARGUMENT naming the part that
+// does not fit. The codes may be absent.
+absl::Status Normalise(const Limits& limits, HostWeight* weight);
+
+// Codes [N, K] in CodeBits(bits) bits each, low bits first, of a weight without an order. Where
+// `zero` is not -1, each less its integer zero and plus `zero`, which fits.
+std::vector<uint8_t> CodesByColumn(const HostWeight& weight, int bits, int zero);
+
 // Packs codes [rows, cols], one to a byte, into words [rows, ceil(cols * bits / 32)], from the low
 // bits on: a code of 3, 5, 6 or 7 bits may go on in the next word. Every row fills its own words.
 std::vector<uint32_t> DenseWords(absl::Span<const uint8_t> codes, int64_t rows, int64_t cols,
                                  int bits);
+
+// Columns [begin, end) of W, each a row of K elements rounded once to FP16, BF16 or FP32.
+// INVALID_ARGUMENT naming an element beyond the range of the type.
+absl::Status FillRows(const HostWeight& weight, DType type, int64_t begin, int64_t end,
+                      uint8_t* to);
 
 // The codes of a weight as words I32 [ceil(K * bits / 32), N], along K.
 std::vector<uint8_t> WordsAlongRows(const HostWeight& weight);

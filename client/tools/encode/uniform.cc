@@ -172,10 +172,29 @@ absl::StatusOr<nlohmann::ordered_json> FtSettings(const FolderFacts& facts) {
 //
 // FP32 keeps every bit. A weight's factor is in it, as one more rounding to FP32.
 
-constexpr int64_t kTile = 16;  // in-features whose elements are turned around at a time
+absl::Status EncodeDense(HostWeight given, const EncodeOptions& options, EncodedLinear* out) {
+  const DType type = FloatTypeNamed(options.dtype);
+  const auto weight = std::make_shared<const HostWeight>(std::move(given));
+  const int64_t row_bytes = weight->k * SizeOf(type);
+  out->facts.dense = true;
+  out->tensors.push_back({.name = "weight",
+                          .dtype = options.dtype,
+                          .shape = {weight->n, weight->k},
+                          .bytes = weight->n * row_bytes,
+                          .unit = row_bytes,
+                          .read = [weight, type, row_bytes](int64_t at, absl::Span<uint8_t> to) {
+                            const auto rows = static_cast<int64_t>(to.size()) / row_bytes;
+                            const int64_t begin = at / row_bytes;
+                            return FillRows(*weight, type, begin, begin + rows, to.data());
+                          }});
+  return absl::OkStatus();
+}
 
-// Columns [begin, end) of W as rows of K elements.
-absl::Status Fill(const HostWeight& weight, DType type, int64_t begin, int64_t end, uint8_t* to) {
+}  // namespace
+
+absl::Status FillRows(const HostWeight& weight, DType type, int64_t begin, int64_t end,
+                      uint8_t* to) {
+  constexpr int64_t kTile = 16;  // in-features whose elements are turned around at a time
   const int64_t k = weight.k, columns = end - begin, size = SizeOf(type);
   // A column range starts at a whole byte of codes.
   const int64_t first = begin / 8 * 8;
@@ -185,36 +204,20 @@ absl::Status Fill(const HostWeight& weight, DType type, int64_t begin, int64_t e
     const int64_t count = std::min(kTile, k - row);
     for (int64_t i = 0; i < count; ++i) rows.Read(row + i, tile.data() + i * (end - first));
     for (int64_t col = 0; col < columns; ++col) {
+      float values[kTile];
       for (int64_t i = 0; i < count; ++i) {
-        const float value = tile[i * (end - first) + begin - first + col];
-        const float stored = StoreRounded(value, type, to + (col * k + row + i) * size);
-        if (std::isfinite(stored) || !std::isfinite(value)) continue;
-        return BadValue("elements", absl::StrCat(value, " at [", row + i, ", ", begin + col, "]"),
-                        absl::StrCat("numbers within the range of ", TypeName(type)));
+        values[i] = tile[i * (end - first) + begin - first + col];
       }
+      if (StoreFloats(values, count, type, to + (col * k + row) * size)) continue;
+      const auto* const most = std::max_element(
+          values, values + count, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+      return BadValue("elements",
+                      absl::StrCat(*most, " at [", row + (most - values), ", ", begin + col, "]"),
+                      absl::StrCat("numbers within the range of ", TypeName(type)));
     }
   }
   return absl::OkStatus();
 }
-
-absl::Status EncodeDense(HostWeight given, const EncodeOptions& options, EncodedLinear* out) {
-  const DType type = FloatTypeNamed(options.dtype);
-  const auto weight = std::make_shared<const HostWeight>(std::move(given));
-  const int64_t row_bytes = weight->k * SizeOf(type);
-  out->tensors.push_back({.name = "weight",
-                          .dtype = options.dtype,
-                          .shape = {weight->n, weight->k},
-                          .bytes = weight->n * row_bytes,
-                          .unit = row_bytes,
-                          .read = [weight, type, row_bytes](int64_t at, absl::Span<uint8_t> to) {
-                            const auto rows = static_cast<int64_t>(to.size()) / row_bytes;
-                            const int64_t begin = at / row_bytes;
-                            return Fill(*weight, type, begin, begin + rows, to.data());
-                          }});
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 const Target kAwqTarget = {.name = "awq",
                            .format = "awq",

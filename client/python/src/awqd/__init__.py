@@ -8,8 +8,9 @@
 
 AsyncClient has the same calls as coroutines. A call that fails raises a subclass of Error.
 """
-from awqd._calls import KvCodes, packed_weight
+from awqd._calls import KvCodes, Router, Step, packed_weight
 from awqd._client import AsyncClient, Client
+from awqd._device import Region
 from awqd._errors import (AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                           InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable,
                           Unimplemented)
@@ -19,7 +20,8 @@ from awqd.v1.tensor_pb2 import Execution, PackedWeight
 __all__ = [
     "AlreadyExists", "AsyncClient", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Error", "Execution",
     "FailedPrecondition", "GatedMlpRef", "Internal", "InvalidArgument", "KvCodes", "NotFound", "PackedGatedMlp",
-    "PackedStack", "PackedWeight", "PermissionDenied", "ResourceExhausted", "Unauthenticated", "Unavailable",
+    "PackedStack", "PackedWeight", "PermissionDenied", "Region", "ResourceExhausted", "Router", "Step", "Unauthenticated",
+    "Unavailable",
     "Unimplemented", "packed_weight",
 ]
 __version__ = "0.1.0"

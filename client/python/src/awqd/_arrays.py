@@ -148,9 +148,9 @@ def array_of(number: Any, shape: tuple[int, ...], data: Any, torch_wanted: bool,
         import torch
         dtype = {tensors.FP16: torch.float16, tensors.BF16: torch.bfloat16, tensors.FP32: torch.float32,
                  tensors.INT8: torch.int8, tensors.UINT8: torch.uint8, tensors.INT32: torch.int32}[number]
-        result = torch.empty(shape, dtype=dtype)
-        bytes_of(result)[:] = data
-        return result
+        tensor = torch.empty(shape, dtype=dtype)
+        bytes_of(tensor)[:] = data
+        return tensor
     result = np.empty(shape, numpy_dtype(number, field))
     bytes_of(result)[:] = data
     return result

@@ -14,9 +14,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Union
 import grpc
 import grpc.aio
 
-from awqd import _channel, _errors, _shared_memory, _stream
+from awqd import _channel, _errors, _ring, _shared_memory, _stream
 from awqd._arrays import Array, DTypeLike, Numbers
-from awqd._calls import ActivationFunction, ActivationQuantization, Calls, Path, Rpc, Steps, route
+from awqd._calls import ActivationFunction, ActivationQuantization, Calls, Path, Rpc, Steps, Wait, route
 from awqd.v1 import tensor_pb2 as tensors
 
 P = ParamSpec("P")
@@ -50,6 +50,8 @@ class _Base:
     wait_for_server: calls wait, within their timeout, for a server that is not there yet.
     shared_memory: tensors to and from a server on this machine lie in shared memory, where the server offers it and
         the call is large enough to be faster so. False: never.
+    ring: matmul, grouped_matmul, mlp and chain with named weights go through a ring, without messages, as far as their
+        tensors fit there; True: where the server says that its --ring_path is; or that path.
     max_receive_bytes: longer answers are refused. Streams have no such limit.
     connections: at most so many, each made when all before it have a call in flight. Large messages share one badly.
 
@@ -74,6 +76,7 @@ class _Base:
         attempts: int = 4,
         wait_for_server: bool = False,
         shared_memory: bool = True,
+        ring: bool | str = False,
         max_receive_bytes: int = 1 << 30,
         connections: int = 4,
     ) -> None:
@@ -86,7 +89,12 @@ class _Base:
         shared_memory = shared_memory and _channel.is_local(self._settings.address)
         if shared_memory:
             _shared_memory.remove_on_signal()
-        self._calls = Calls(timeout, shared_memory)
+        if ring and not (_ring.available() and _channel.is_local(self._settings.address)):
+            raise _errors.InvalidArgument(f"ring: got one for {self._settings.address!r}, expected a server on this machine, "
+                                          "on Linux", field="ring")
+        settings = self._settings
+        self._calls = Calls(timeout, shared_memory, ring, self._make_ring,
+                            lambda: "".join(dict(_channel.metadata(settings)).values()))
         if connections < 1:
             raise _errors.InvalidArgument(f"connections: got {connections}, expected 1 or more", field="connections")
         self._connections = [_Connection() for _ in range(connections)]
@@ -97,6 +105,8 @@ class _Base:
     def __repr__(self) -> str:
         about = [repr(self.address), *(["tls"] if self._settings.tls else []), *(["closed"] if self._closed else [])]
         return f"{type(self).__name__}({', '.join(about)})"
+
+    _make_ring = _ring.Ring
 
     def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> Any:
         raise NotImplementedError
@@ -214,7 +224,7 @@ class Client(_Base):
                 rpc = next(steps)
             while True:
                 try:
-                    answer = self._send(rpc)
+                    answer = rpc.run() if isinstance(rpc, Wait) else self._send(rpc)
                 except grpc.RpcError as error:
                     rpc = steps.throw(self._error(error))
                 except BaseException as error:
@@ -226,12 +236,14 @@ class Client(_Base):
             result: T = stop.value
             return result
 
-    def _send(self, rpc: Rpc) -> bytes:
-        with self._method(rpc.method, "unary_unary" if rpc.sink is None else "unary_stream") as method:
+    def _send(self, rpc: Rpc) -> Any:
+        with self._method(rpc.method, rpc.kind) as method:
             stream = method(rpc.request, **self._options(rpc.timeout, rpc.weight))
+            if rpc.holds:
+                next(stream)
+                return stream
             if rpc.sink is None:
-                answer: bytes = stream
-                return answer
+                return stream
             try:
                 for message in stream:
                     rpc.sink(message)
@@ -306,9 +318,11 @@ class Client(_Base):
 
         return results()
 
+    register = _blocking(Calls.register)
     matmul = _blocking(Calls.matmul)
     grouped_matmul = _blocking(Calls.grouped_matmul)
     mlp = _blocking(Calls.mlp)
+    chain = _blocking(Calls.chain)
     dequantize = _blocking(Calls.dequantize)
     quantize_kv = _blocking(Calls.quantize_kv)
     dequantize_kv = _blocking(Calls.dequantize_kv)
@@ -327,6 +341,8 @@ class AsyncClient(_Base):
         async with awqd.AsyncClient("127.0.0.1:8001") as client:
             ys = await asyncio.gather(*(client.matmul("my-model", "model.layers.0.mlp.up_proj", x) for x in xs))
     """
+
+    _make_ring = _ring.LoopRing
 
     def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
         options = _channel.options(self._settings)
@@ -367,7 +383,7 @@ class AsyncClient(_Base):
                 rpc = next(steps)
             while True:
                 try:
-                    answer = await self._send(rpc)
+                    answer = await (self._wait_for(rpc) if isinstance(rpc, Wait) else self._send(rpc))
                 except grpc.RpcError as error:
                     rpc = steps.throw(self._error(error))
                 except BaseException as error:
@@ -379,12 +395,20 @@ class AsyncClient(_Base):
             result: T = stop.value
             return result
 
-    async def _send(self, rpc: Rpc) -> bytes:
-        with self._method(rpc.method, "unary_unary" if rpc.sink is None else "unary_stream") as method:
+    async def _wait_for(self, wait: Wait) -> Any:
+        self._check()
+        if wait.in_thread:
+            return await asyncio.get_running_loop().run_in_executor(None, wait.run)
+        return await wait.run()
+
+    async def _send(self, rpc: Rpc) -> Any:
+        with self._method(rpc.method, rpc.kind) as method:
             stream = method(rpc.request, **self._options(rpc.timeout, rpc.weight))
+            if rpc.holds:
+                await stream.read()
+                return stream
             if rpc.sink is None:
-                answer: bytes = await stream
-                return answer
+                return await stream
             try:
                 async for message in stream:
                     rpc.sink(message)
@@ -451,9 +475,11 @@ class AsyncClient(_Base):
             finally:
                 call.cancel()
 
+    register = _awaitable(Calls.register)
     matmul = _awaitable(Calls.matmul)
     grouped_matmul = _awaitable(Calls.grouped_matmul)
     mlp = _awaitable(Calls.mlp)
+    chain = _awaitable(Calls.chain)
     dequantize = _awaitable(Calls.dequantize)
     quantize_kv = _awaitable(Calls.quantize_kv)
     dequantize_kv = _awaitable(Calls.dequantize_kv)

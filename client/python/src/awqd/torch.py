@@ -1,0 +1,361 @@
+"""Quantised linears in PyTorch models, computed by a server or in this process.
+
+    import awqd.torch
+
+    model = awqd.torch.from_pretrained("/models/my-model-awq")                       # in this process, by libawqd
+    model = awqd.torch.from_pretrained("/models/my-model-awq", "127.0.0.1:8001")     # by a server
+    awqd.torch.replace(my_own_model, "unix:/run/awqd.sock", ring=True)               # any module; through a ring
+
+Operators are torch.ops.awqd.matmul, gated_mlp and experts: torch.compile takes them as they are. They have no gradient.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import library
+
+from awqd import _library
+from awqd._client import Client
+from awqd._errors import FailedPrecondition, InvalidArgument, Unimplemented
+
+__all__ = ["Local", "QuantLinear", "QuantMlp", "QuantMoe", "Remote", "Replaced", "Source", "from_pretrained", "replace"]
+
+Shape = tuple[int, int]  # (in features, out features)
+
+
+class Source(Protocol):
+    """Whoever multiplies by quantised weights. x is contiguous, [m, K], FP16, BF16 or FP32; y is like it."""
+
+    def linears(self) -> Mapping[str, Shape]:
+        """The paths of its linears, "model.layers.0.mlp.up_proj"."""
+
+    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+        """x W + bias."""
+
+    def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
+        """down(activation(gate(x)) * up(x))."""
+
+    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+                router_weights: torch.Tensor) -> torch.Tensor:
+        """The gated MLPs of the experts of each token, summed by their weights."""
+
+
+class Remote:
+    """The weights of a model of a server. Tensors of GPUs travel through host memory."""
+
+    def __init__(self, client: Client, name: str | None = None) -> None:
+        self._client = client
+        if name is None:
+            models = [model.name for model in client.list_models()]
+            if len(models) != 1:
+                raise InvalidArgument(f"name: got none, expected one of {', '.join(models) or 'the models, but there is none'}",
+                                      field="name")
+            name = models[0]
+        self._name = name
+
+    def linears(self) -> Mapping[str, Shape]:
+        return {weight.path: (weight.k, weight.n) for weight in self._client.get_model(self._name).weights}
+
+    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+        return self._client.matmul(self._name, linear, x.cpu()).to(x.device)
+
+    def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._client.mlp(self._name, "", x.cpu(), gate=gate, up=up, down=down,
+                                           activation_function=activation)  # type: ignore[arg-type]
+        return y.to(x.device)
+
+    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+                router_weights: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._client.mlp(self._name, path, x.cpu(), expert_ids=expert_ids.cpu(),
+                                           router_weights=router_weights.float().cpu(),
+                                           activation_function=activation)  # type: ignore[arg-type]
+        return y.to(x.device)
+
+
+class Local:
+    """The weights of a model's folder, in this process, on the GPU or the CPU of `device`.
+
+    Products run on PyTorch's current stream and can be captured in a CUDA graph, after a first run on that stream.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> None:
+        self.place = torch.device(device)
+        if self.place.type == "cuda" and self.place.index is None:
+            self.place = torch.device("cuda", torch.cuda.current_device())
+        self._device = _library.Device(str(self.place))
+        checkpoint = _library.Checkpoint(os.fspath(folder))
+        self._weights = {linear: self._device.load(checkpoint, linear) for linear in checkpoint.linears}
+        # By stream, on a CPU by thread. One that became too small stays, because a graph may have captured it.
+        self._workspaces: dict[int, list[torch.Tensor]] = {}
+
+    def linears(self) -> Mapping[str, Shape]:
+        return {linear: (weight.k, weight.n) for linear, weight in self._weights.items()}
+
+    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weights[linear]
+        y = self._result(x, weight.n)
+        name = _name(x.dtype)
+        return self._run(_library.matmul(weight, len(x), x.data_ptr(), name, y.data_ptr(), name), y)
+
+    def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
+        y = self._result(x, self._weights[down].n)
+        name = _name(x.dtype)
+        return self._run(_library.gated_mlp(self._weights[gate], self._weights[up], self._weights[down], activation, len(x),
+                                            x.data_ptr(), name, y.data_ptr(), name), y)
+
+    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+                router_weights: torch.Tensor) -> torch.Tensor:
+        raise Unimplemented(f"{path}: libawqd has no products of experts", hint="take a server: replace(model, address)")
+
+    def _result(self, x: torch.Tensor, columns: int) -> torch.Tensor:
+        if x.device != self.place:
+            raise InvalidArgument(f"x: got a tensor on {x.device}, expected one on {self.place}", field="x")
+        return x.new_empty(len(x), columns)
+
+    def _run(self, product: Any, y: torch.Tensor) -> torch.Tensor:
+        stream = torch.cuda.current_stream(self.place).cuda_stream if self.place.type == "cuda" else None
+        kept = self._workspaces.setdefault(threading.get_ident() if stream is None else stream, [])
+
+        def allocate(needed: int) -> int:
+            if not kept or kept[-1].numel() < needed + 255:
+                if stream is not None and torch.cuda.is_current_stream_capturing():
+                    # Its zeros would be written by the graph alone.
+                    raise FailedPrecondition("a larger workspace is needed while a graph captures", hint="run it once before")
+                kept.append(torch.zeros(max(2 * needed, 1 << 20) + 255, dtype=torch.uint8, device=self.place))
+            address: int = kept[-1].data_ptr()
+            return -(-address // 256) * 256
+
+        self._device.run(product, allocate, stream)
+        return y
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _Bound:
+    """What an operator's number stands for, as long as a module holds it."""
+
+    _all: weakref.WeakValueDictionary[int, _Bound] = weakref.WeakValueDictionary()
+    _numbers = itertools.count()
+
+    def __init__(self, call: Callable[..., torch.Tensor], columns: int, *names: str) -> None:
+        self._call, self.columns, self.names = call, columns, names
+        self.number = next(self._numbers)
+        self._all[self.number] = self
+
+    @classmethod
+    def of(cls, number: int) -> _Bound:
+        return cls._all[number]
+
+    def run(self, x: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+        rows = (tensor.reshape(-1, tensor.shape[-1]).contiguous() for tensor in (x, *routing))
+        return self._call(*self.names, *rows).reshape(*x.shape[:-1], self.columns)
+
+
+def _product(x: torch.Tensor, number: int) -> torch.Tensor:
+    return _Bound.of(number).run(x)
+
+
+def _experts(x: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor, number: int) -> torch.Tensor:
+    return _Bound.of(number).run(x, expert_ids, router_weights)
+
+
+def _shaped(x: torch.Tensor, number: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], _Bound.of(number).columns)
+
+
+def _shaped_experts(x: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor, number: int) -> torch.Tensor:
+    return _shaped(x, number)
+
+
+for _operator, _body, _fake in (("matmul", _product, _shaped), ("gated_mlp", _product, _shaped),
+                                ("experts", _experts, _shaped_experts)):
+    # Annotations of this file are text, of which PyTorch makes no schema.
+    _more = "Tensor expert_ids, Tensor router_weights, " if _operator == "experts" else ""
+    library.custom_op(f"awqd::{_operator}", _body, mutates_args=(),
+                      schema=f"(Tensor x, {_more}int number) -> Tensor").register_fake(_fake)
+
+
+class QuantLinear(torch.nn.Module):
+    """y = x W + bias by a linear of the source."""
+
+    def __init__(self, source: Source, linear: str, shape: Shape | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = shape or source.linears()[linear]
+        self._bound = _Bound(source.matmul, self.out_features, linear)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.awqd.matmul(x, self._bound.number)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self._bound.names[0]!r}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+class QuantMlp(torch.nn.Module):
+    """down(activation(gate(x)) * up(x)) by three linears of the source, in one call."""
+
+    def __init__(self, source: Source, gate: str, up: str, down: str, activation: str = "silu") -> None:
+        super().__init__()
+        if activation not in _library.ACTIVATIONS:
+            raise InvalidArgument(f"activation: got {activation!r}, expected one of {', '.join(_library.ACTIVATIONS)}",
+                                  field="activation")
+        self.in_features, self.out_features = source.linears()[gate][0], source.linears()[down][1]
+        self._bound = _Bound(source.gated_mlp, self.out_features, gate, up, down, activation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.awqd.gated_mlp(x, self._bound.number)
+        return y
+
+    def extra_repr(self) -> str:
+        return ", ".join(repr(argument) for argument in self._bound.names)
+
+
+class QuantMoe(torch.nn.Module):
+    """The experts of a mixture: `path` is what the three stacks have in common, "model.layers.0.mlp.experts.*"."""
+
+    def __init__(self, source: Source, path: str, features: int, activation: str = "silu") -> None:
+        super().__init__()
+        self._bound = _Bound(source.experts, features, path, activation)
+
+    def forward(self, x: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor) -> torch.Tensor:
+        """x [..., K]; expert_ids, router_weights [..., top_k] of the router."""
+        y: torch.Tensor = torch.ops.awqd.experts(x, expert_ids, router_weights, self._bound.number)
+        return y
+
+
+@dataclasses.dataclass
+class Replaced:
+    """What replace() did, by the paths of modules."""
+
+    linears: list[str]
+    mlps: list[str]  # gated MLPs that are one call now; their linears are not among `linears`
+    not_in_model: list[str]  # linears of the source that belong to no module
+
+
+def replace(model: torch.nn.Module, source: Source | Client | str | os.PathLike[str], *, name: str | None = None,
+            ring: bool = False, device: str | torch.device | None = None, fuse: bool = True) -> Replaced:
+    """Has a model's linears computed from the quantised weights of a source that have their paths.
+
+    source: a model's folder or .gguf file: in this process, by libawqd; the address of a server, or a Client; or a Source.
+    name: the model of the server; none where it serves one.
+    ring: of an address: through the server's ring.
+    device: of a folder: where the weights are; the model's own by default.
+    fuse: gated MLPs (children gate_proj, up_proj, down_proj) become one call, where a trial gives what their own code gives.
+
+    The dense weights of these linears are dropped. InvalidArgument where no linear of the source belongs to the model, or
+    one has another shape.
+    """
+    source = _open(source, name, ring, device if device is not None else _device_of(model))
+    linears = source.linears()
+    paths = {path: linear for path, linear in _matches(model, linears)}
+    if not paths:
+        raise InvalidArgument(f"source: got linears as {next(iter(linears), 'none')!r}, expected paths of the model's own",
+                              field="source")
+    modules = dict(model.named_modules())
+    for path, linear in paths.items():
+        shape = (modules[path].in_features, modules[path].out_features)
+        if shape != linears[linear]:
+            raise InvalidArgument(f"{path}: got {list(linears[linear])}, expected {list(shape)} (in and out features)",
+                                  field="source")
+    dtype = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32)
+    for path, linear in paths.items():
+        _set(model, path, QuantLinear(source, linear, linears[linear]))
+    mlps = [path for path in modules if fuse and _fuse(model, path, source, paths, dtype)]
+    inside = tuple(f"{path}." for path in mlps)
+    return Replaced([path for path in paths if not path.startswith(inside)] if inside else list(paths), mlps,
+                    sorted(set(linears) - set(paths.values())))
+
+
+def from_pretrained(folder: str | os.PathLike[str], source: Source | Client | str | os.PathLike[str] | None = None, *,
+                    name: str | None = None, ring: bool = False, device: str | torch.device = "cpu",
+                    model_class: Any = None, **options: Any) -> Any:
+    """A model of transformers from a quantised folder: its linears are the source's, the rest is loaded.
+
+    source, name, ring, device: as in replace(); without a source the folder itself.
+    model_class: transformers.AutoModelForCausalLM by default.
+    options: of its from_pretrained; dtype and so on.
+
+    Unimplemented for a folder with linears that are no modules of the model, as the experts of a mixture.
+    """
+    from awqd._transformers import from_pretrained as load
+    opened = _open(folder if source is None else source, name, ring, device)
+
+    def replace_all(model: torch.nn.Module) -> list[str]:
+        report = replace(model, opened)
+        if report.not_in_model:
+            raise Unimplemented(f"{os.fspath(folder)}: {len(report.not_in_model)} linears are no modules of "
+                                f"{type(model).__name__}, the first is {report.not_in_model[0]}")
+        return list(opened.linears())
+
+    if isinstance(opened, Local) and opened.place.type != "cpu":
+        options.setdefault("device_map", str(opened.place))
+    return load(folder, replace_all, model_class, options)
+
+
+def _open(source: Source | Client | str | os.PathLike[str], name: str | None, ring: bool,
+          device: str | torch.device) -> Source:
+    if isinstance(source, (str, os.PathLike)):
+        if os.path.exists(source):
+            return Local(source, device)
+        source = Client(os.fspath(source), ring=ring)
+    return Remote(source, name) if isinstance(source, Client) else source
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+    if len(devices) > 1:
+        raise InvalidArgument(f"device: got a model on {', '.join(sorted(map(str, devices)))}, expected one device", field="device")
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _matches(model: torch.nn.Module, linears: Mapping[str, Shape]) -> Iterator[tuple[str, str]]:
+    """Each linear of the model whose path the source has: the same, or one that ends with the other."""
+    for path, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        alike = [path] if path in linears else [linear for linear in linears
+                                                if linear.endswith(f".{path}") or path.endswith(f".{linear}")]
+        if len(alike) == 1:
+            yield path, alike[0]
+
+
+def _set(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None:
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+# By the names of classes of torch.nn and of transformers.activations.
+_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+                "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "ReLU": "relu"}
+
+
+def _fuse(model: torch.nn.Module, path: str, source: Source, paths: Mapping[str, str], dtype: torch.dtype) -> bool:
+    """Makes a gated MLP one call. Only where a trial with one token gives what the module's own code gives."""
+    gate, up, down = (paths.get(f"{path}.{child}".removeprefix(".")) for child in ("gate_proj", "up_proj", "down_proj"))
+    if gate is None or up is None or down is None:
+        return False
+    module = model.get_submodule(path)
+    named = (_ACTIVATIONS.get(type(child).__name__) for child in module.children())
+    activation = next((name for name in named if name is not None), None)
+    if activation is None:
+        return False
+    fused = QuantMlp(source, gate, up, down, activation)
+    place = source.place if isinstance(source, Local) else torch.device("cpu")
+    x = torch.linspace(-1, 1, fused.in_features, dtype=torch.float32, device=place).to(dtype)[None]
+    with torch.no_grad():
+        expected, got = module(x), fused(x)
+    if not isinstance(expected, torch.Tensor) or expected.shape != got.shape:
+        return False
+    if not torch.allclose(expected.float(), got.float(), rtol=2e-2, atol=2e-2 * float(expected.float().abs().max())):
+        return False
+    _set(model, path, fused)
+    return True
