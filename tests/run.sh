@@ -99,7 +99,8 @@ ctest_args=(--test-dir "$ROOT/build/$preset" --output-on-failure --no-tests=erro
 [[ "$preset" == aarch64 ]] && ctest_args+=(-L emulated)
 export AWQD_TEST_NATIVE="$ROOT/build/$native"
 ctest_status=0
-GTEST_OUTPUT="xml:$results/gtest/" ctest "${ctest_args[@]}" || ctest_status=$?
+# A log then shows what failed, not what passed before it.
+GTEST_BRIEF=1 GTEST_OUTPUT="xml:$results/gtest/" ctest "${ctest_args[@]}" || ctest_status=$?
 
 # part <name> <command>...: a part outside ctest. Status 77 is a skip whose last line of output is the reason.
 part() {

@@ -11,6 +11,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 LINES_SHOWN = 12  # of what a failure said
+REPORT_LINES = 36  # of what a sanitizer said
+REPORT = re.compile(r"WARNING: ThreadSanitizer|ERROR: \w+Sanitizer|: runtime error: ")
 
 
 class Tally:
@@ -40,6 +42,15 @@ def first_line(text):
 
 def end_of(text, lines=LINES_SHOWN):
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+
+def said(output):
+    """The first report of a sanitizer, which ends long before the output does, or else the end."""
+    report = REPORT.search(output)
+    if report is None:
+        return end_of(output)
+    begin = output.rfind("\n", 0, report.start()) + 1
+    return "\n".join([line.rstrip() for line in output[begin:].splitlines() if line.strip()][:REPORT_LINES])
 
 
 def folded(names):
@@ -81,9 +92,9 @@ def add_ctest(tally, results):
         if gtest.exists():
             # A binary can fail although its cases passed, for example by a sanitizer's report at exit.
             if add_gtest(tally, gtest) == 0 and failed:
-                tally.add(name, "failed", end_of(output))
+                tally.add(name, "failed", said(output))
         elif failed:
-            tally.add(name, "failed", end_of(output))
+            tally.add(name, "failed", said(output))
         elif entry.find("skipped") is not None or entry.get("status") in ("notrun", "disabled"):
             tally.add(name, "skipped", last_line(output))
         else:
@@ -120,7 +131,7 @@ def main():
         print(f"skipped: {', '.join(folded(names))}: {why}")
     for name, text in tally.failed.items():
         print(f"failed: {name}")
-        for line in text.splitlines()[:LINES_SHOWN]:
+        for line in text.splitlines()[:REPORT_LINES]:
             print(f"    {line}")
     skipped = sum(map(len, tally.skipped.values()))
     print(f"{len(tally.passed)} passed, {len(tally.failed)} failed, {skipped} skipped")

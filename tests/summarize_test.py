@@ -64,6 +64,16 @@ class SummarizeTest(unittest.TestCase):
         self.assertEqual(lines[1:], ["failed: limits_test", "    passed", "    LeakSanitizer: 8 bytes",
                                      "2 passed, 1 failed, 1 skipped"])
 
+    def test_a_sanitizers_report_is_quoted_from_its_beginning(self):
+        output = "\n".join(["before", "=====", "WARNING: ThreadSanitizer: data race (pid=1)", "  Write of size 8",
+                            *(f"  frame {i}" for i in range(90))])
+        status, lines = self.summarize(
+            f'<testcase name="race_test" status="fail"><failure/><system-out>{output}</system-out></testcase>', 8)
+        self.assertEqual(status, 1)
+        self.assertEqual(lines[:4], ["failed: race_test", "    WARNING: ThreadSanitizer: data race (pid=1)",
+                                     "      Write of size 8", "      frame 0"])
+        self.assertEqual(len(lines), 1 + 36 + 1)
+
     def test_parts_fail_with_the_end_of_their_logs(self):
         log = self.write("fuzz.log", "\n".join(f"run {i}" for i in range(100)))
         self.write("parts.tsv", f"fuzz\t1\t{log}\ndocker\t77\t{self.write('docker.log', 'no buildah')}\n")

@@ -59,6 +59,7 @@ ROOMS = [
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("kernels/checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
+    ("kernels/library/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/"], ["absl"]),
     ("client/command_line/", [], ["absl", "cli"]),
     ("client/tools/", GROUND + ["client/files/output_file.h", "kernels/checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
@@ -69,14 +70,15 @@ ROOMS = [
     ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
     ("server/security/", BASE + ["server/obs/"], ["absl", "openssl"]),
     ("server/transport/", BASE + ["server/obs/", "server/security/"], ["absl", "grpc", "grpc_data"]),
+    ("server/ring/", BASE + ["awqd/ring/", "server/obs/", "server/security/", "server/transport/"], ["absl"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "kernels/checkpoint/file.h", "server/engine/", "server/model/", "server/obs/",
                        "server/repository/model_folders.h"], ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
+    ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/ring/", "server/wire/", "server/engine/",
                                  "server/model/", "server/repository/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "client/command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "cli", "json", "toml"]),
     ("client/awqctl/", BASE + ["kernels/scheme.h", "client/"], ["absl", "proto", "cli", "json", "openssl"]),
-    ("client/", ["kernels/base/half.h", "kernels/base/status.h"], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
+    ("client/", ["awqd/ring/", "kernels/base/half.h", "kernels/base/mutex.h", "kernels/base/spin.h", "kernels/base/status.h", "kernels/base/unique_fd.h"], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -155,6 +157,8 @@ class Includes(unittest.TestCase):
                              ("server/transport/x.cc", "awqd/v1/tensor.pb.h"),
                              ("server/transport/x.cc", "server/wire/tensor.h"),
                              ("server/transport/x.cc", "server/engine/engine.h"),
+                             ("server/ring/x.cc", "server/services/env.h"),
+                             ("server/ring/x.cc", "awqd/v1/tensor.pb.h"),
                              ("server/wire/x.cc", "grpcpp/server_context.h"),
                              ("server/wire/x.cc", "server/batching/task.h"),
                              ("server/wire/x.cc", "server/transport/call.h"),

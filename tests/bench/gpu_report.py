@@ -224,7 +224,7 @@ def token_labels(counts, place):
     return shown
 
 
-def panel(shape, by_m, left, top):
+def panel(shape, by_m, left, top, series):
     """SVG of one shape."""
     width, height = PANEL[0] - MARGIN[0] - MARGIN[2], PANEL[1] - MARGIN[1] - MARGIN[3]
     counts = sorted(by_m)
@@ -246,7 +246,7 @@ def panel(shape, by_m, left, top):
                    f'class="r">{us:g}</text>')
     for m in token_labels(counts, across):
         out.append(f'<text x="{across(m):.1f}" y="{top + PANEL[1] - 22}" class="c">{m}</text>')
-    for key, _, colour, dashes in SERIES:
+    for key, _, colour, dashes in series:
         points = [place(m, by_m[m][key]) for m in counts if low <= by_m[m].get(key, 0)]
         if points:
             dash = f' stroke-dasharray="{dashes}"' if dashes else ""
@@ -254,7 +254,7 @@ def panel(shape, by_m, left, top):
     return "\n".join(out)
 
 
-def svg(products, title):
+def svg(products, title, series=SERIES):
     columns = min(2, len(products))
     rows = -(-len(products) // columns)
     width, height = columns * PANEL[0], rows * PANEL[1] + 66
@@ -264,7 +264,7 @@ def svg(products, title):
            f'<rect width="{width}" height="{height}" fill="white"/>',
            f'<text x="14" y="20" class="t">{html.escape(title)}: microseconds against tokens</text>']
     x, y = 14, 42
-    for _, label, colour, dashes in SERIES:
+    for _, label, colour, dashes in series:
         dash = f' stroke-dasharray="{dashes}"' if dashes else ""
         if x + 30 + 6.2 * len(label) > width:
             x, y = 14, y + 16
@@ -272,7 +272,7 @@ def svg(products, title):
                    f'<text x="{x + 29}" y="{y}">{label}</text>')
         x += 45 + int(6.2 * len(label))
     for i, (shape, by_m) in enumerate(products.items()):
-        out.append(panel(shape, by_m, i % columns * PANEL[0], 62 + i // columns * PANEL[1]))
+        out.append(panel(shape, by_m, i % columns * PANEL[0], 62 + i // columns * PANEL[1], series))
     return "\n".join(out + ["</svg>\n"])
 
 

@@ -24,6 +24,7 @@ namespace {
 
 // Equal experts in memory of their own; and a product's table for each routing.
 struct Stack {
+  double gain = 0;  // the size of a sum beside that of activations, by the weights' mean square
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
   std::vector<const DeviceWeight*> experts;
   std::vector<Buffer> tables;
@@ -40,10 +41,24 @@ Buffer Room(Device& device, int64_t bytes) {
   return device.Allocate(MemoryKind::kDevice, std::max<int64_t>(bytes, 256)).value();
 }
 
+double Gain(const HostWeight& weight) {
+  constexpr int kSamples = 4096;
+  std::mt19937_64 random(1);
+  double sum = 0;
+  for (int i = 0; i < kSamples; ++i) {
+    const auto row = static_cast<int64_t>(random() % weight.k);
+    const auto col = static_cast<int64_t>(random() % weight.n);
+    const double value = WeightValue(weight, row, col);
+    sum += value * value;
+  }
+  return std::sqrt(sum / kSamples * static_cast<double>(weight.k));
+}
+
 Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& device) {
   const HostWeight host =
       testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = shape.scheme, .seed = seed});
   Stack out;
+  out.gain = Gain(host);
   out.weights = {PrepareWeight(host, device).value()};
   const DeviceWeight& first = *out.weights[0];
   const std::vector<uint8_t> packed = Download(device, first.storage);
@@ -102,10 +117,12 @@ class Mixture {
     gate_and_up_ = MakeStack(2 * spec.experts, in, 1, device_);
     down_ = MakeStack(spec.experts, out, 3, device_);
     const int64_t rows = tokens * spec.top_k;
-    // So small that FP16 holds what experts of E4M3 and of 8 bits make of it.
+    // x has a size that makes answers of about 1, whatever the experts' weights are.
+    const double between = 1 / std::sqrt(std::max(1.0, down_.gain));
+    const auto factor = static_cast<float>(between / gate_and_up_.gain);
     std::vector<uint8_t> x = testing::RandomMatrix(tokens, spec.hidden, spec.x, 5);
     for (int64_t i = 0; i < tokens * spec.hidden; ++i) {
-      StoreElement(x.data(), spec.x, i, testing::GetElement(x, spec.x, i) / 64);
+      StoreElement(x.data(), spec.x, i, testing::GetElement(x, spec.x, i) * factor);
     }
     x_ = Upload(device_, x);
     sorted_ = Room(device_, rows * spec.hidden * SizeOf(spec.x));

@@ -29,15 +29,15 @@ WIDE, SMALL = "8192x8", "384x384"
 
 
 class Server:
-    """awqd on the CPU, until it is stopped."""
+    """awqd, until it is stopped."""
 
-    def __init__(self, build, folder, name, flags):
+    def __init__(self, build, folder, name, flags, device="cpu"):
         self.bin, self.log = build / "bin", folder / f"{name}.log"
-        self.address = f"unix:{folder}/{name}"
+        self.address, self.ring, self.port = f"unix:{folder}/{name}", f"{folder}/{name}.ring", folder / f"{name}.port"
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([self.bin / "awqd", f"--address={self.address}",
-                                             f"--model_repository={folder / 'models'}", "--device=cpu", *flags],
-                                            stdout=log, stderr=log)
+            self.process = subprocess.Popen([self.bin / "awqd", f"--address={self.address},127.0.0.1:0", f"--port_file={self.port}",
+                                             f"--ring_path={self.ring}", f"--model_repository={folder / 'models'}",
+                                             f"--device={device}", *flags], stdout=log, stderr=log)
         self.awqctl("healthcheck", "--wait", "60")
 
     def awqctl(self, *arguments):
@@ -46,6 +46,10 @@ class Server:
         if done.returncode != 0:
             sys.exit(done.stderr + self.log.read_text(errors="replace"))
         return done.stdout
+
+    def tcp(self):
+        """Its other address."""
+        return f"127.0.0.1:{self.port.read_text().split()[0]}"
 
     def cpu_us(self):
         """User and system time so far."""

@@ -91,7 +91,8 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
     EXPECT_TRUE(Parse(args).has_value());
   }
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--activation_function", "tanh"}),
-              HasSubstr("--activation_function: got 'tanh', expected none, relu, gelu or silu"));
+              HasSubstr("--activation_function: got 'tanh', expected none, relu, gelu, silu, "
+                        "gelu_tanh, swiglu_oai or situ"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--quantize_activations", "int4"}),
               HasSubstr("--quantize_activations: got 'int4', expected none, per_token, static, "
                         "declared or never"));
@@ -109,6 +110,34 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
   EXPECT_FALSE(Parse({"bench", "--weight", "m/w", "--arrivals", "constant"})->bench.plan.poisson);
 }
 
+TEST(AwqctlFlags, ARouterComesInPlaceOfIds) {
+  const std::vector<std::string> mlp = {"mlp", "m", "p", "x.npy"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), mlp.begin(), mlp.end());
+    return more;
+  };
+  const auto flags = Parse(with({"--router_logits", "l.npy", "--top_k", "3", "--scoring", "sigmoid",
+                                 "--n_group", "4", "--topk_group", "2", "--norm_topk_prob",
+                                 "--routed_scaling_factor", "2.5", "--activation_limit", "7"}));
+  ASSERT_TRUE(flags.has_value());
+  EXPECT_EQ(flags->router.logits, "l.npy");
+  EXPECT_EQ(flags->top_k, 3);
+  EXPECT_EQ(flags->router.scoring, v1::SIGMOID);
+  EXPECT_EQ(flags->router.n_group, 4);
+  EXPECT_EQ(flags->router.topk_group, 2);
+  EXPECT_TRUE(flags->router.norm_topk_prob);
+  EXPECT_EQ(flags->router.routed_scaling_factor, 2.5f);
+  EXPECT_EQ(flags->activation_parameters.limit(), 7);
+  EXPECT_FALSE(flags->activation_parameters.has_alpha());
+  EXPECT_THAT(Refusal(with({"--router_logits", "l.npy", "--expert_ids", "i.npy"})),
+              HasSubstr("--expert_ids excludes --router_logits"));
+  EXPECT_THAT(Refusal(with({"--n_group", "4"})), HasSubstr("--n_group requires --router_logits"));
+  EXPECT_THAT(Refusal(with({"--router_logits", "l.npy", "--scoring", "tanh"})),
+              HasSubstr("--scoring: got 'tanh', expected softmax, sigmoid or sqrtsoftplus"));
+  EXPECT_THAT(Refusal(with({"--shared_expert_gate", "w.npy"})),
+              HasSubstr("--shared_expert_gate requires --shared_expert"));
+}
+
 TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({"modles"}),
               HasSubstr("got 'modles', expected a command; did you mean 'models'?"));
@@ -116,7 +145,8 @@ TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({"Status"}), HasSubstr("did you mean 'status'?"));
   const std::string far = Refusal({"bogus"});
   EXPECT_THAT(far, HasSubstr("got 'bogus', expected status, "));
-  EXPECT_THAT(far, HasSubstr("healthcheck, bench, inspect, diff, quantize, convert or token"));
+  EXPECT_THAT(far,
+              HasSubstr("healthcheck, bench, inspect, diff, quantize, convert, merge or token"));
   EXPECT_THAT(Refusal({"--bogus"}), HasSubstr("got '--bogus', expected status, "));
   EXPECT_THAT(Refusal({}), HasSubstr("got no command, expected status, "));
   EXPECT_THAT(Refusal({"status", "--bogus"}), HasSubstr("--bogus"));
@@ -169,7 +199,7 @@ TEST(AwqctlFlags, HelpListsTheValuesOfAFlag) {
   EXPECT_THAT(matmul, HasSubstr("\n  --output_dtype fp16|bf16|fp32\n"));
   EXPECT_THAT(matmul, HasSubstr("How to compute (default auto)"));
   EXPECT_THAT(Printed({"help", "convert"}),
-              HasSubstr("\n  --to awq|gptq|compressed-tensors|gemlite|ft|dense\n"));
+              HasSubstr("\n  --to awq|gptq|compressed-tensors|gemlite|ft|mlx|gguf|dense\n"));
   EXPECT_THAT(Printed({"help", "token"}), HasSubstr("--roles infer|read|admin|metrics,..."));
 }
 

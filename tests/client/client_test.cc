@@ -11,6 +11,7 @@
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
+#include "tests/testing/eventually.h"
 
 namespace awqd::client {
 namespace {
@@ -132,6 +133,46 @@ TEST_F(ClientTest, SendsEveryFieldOfAGroupedProductAndAnMlp) {
   EXPECT_EQ(server_.inference.last_mlp.packed().up().experts(0).format(), "plain");
   EXPECT_EQ(server_.inference.last_mlp.expert_ids().raw(), ids.bytes);
   EXPECT_FALSE(server_.inference.last_mlp.has_router_weights());
+  EXPECT_FALSE(server_.inference.last_mlp.has_activation_parameters());
+
+  const client::Router logits = {.logits = router,
+                                 .top_k = 2,
+                                 .scoring = v1::SIGMOID,
+                                 .correction_bias = router,
+                                 .n_group = 4,
+                                 .topk_group = 3,
+                                 .norm_topk_prob = true,
+                                 .routed_scaling_factor = 2.5f};
+  v1::ActivationParameters parameters;
+  parameters.set_limit(7);
+  ref.set_shared_expert("shared");
+  ASSERT_TRUE(client_
+                  ->GatedMlp({.mlp = ref,
+                              .activations = Call().activations,
+                              .router = logits,
+                              .gate_bias = router,
+                              .up_bias = ids,
+                              .down_bias = router,
+                              .shared_expert_gate = router,
+                              .activation_function = v1::SWIGLU_OAI,
+                              .activation_parameters = parameters})
+                  .ok());
+  const v1::GatedMlpRequest& mlp = server_.inference.last_mlp;
+  EXPECT_EQ(mlp.mlp().shared_expert(), "shared");
+  EXPECT_EQ(mlp.router().logits().raw(), router.bytes);
+  EXPECT_EQ(mlp.router().top_k(), 2);
+  EXPECT_EQ(mlp.router().scoring(), v1::SIGMOID);
+  EXPECT_EQ(mlp.router().correction_bias().raw(), router.bytes);
+  EXPECT_EQ(mlp.router().n_group(), 4);
+  EXPECT_EQ(mlp.router().topk_group(), 3);
+  EXPECT_TRUE(mlp.router().norm_topk_prob());
+  EXPECT_EQ(mlp.router().routed_scaling_factor(), 2.5f);
+  EXPECT_FALSE(mlp.has_expert_ids());
+  EXPECT_EQ(mlp.gate_bias().raw(), router.bytes);
+  EXPECT_EQ(mlp.up_bias().raw(), ids.bytes);
+  EXPECT_EQ(mlp.down_bias().raw(), router.bytes);
+  EXPECT_EQ(mlp.shared_expert_gate().raw(), router.bytes);
+  EXPECT_EQ(mlp.activation_parameters().limit(), 7);
 }
 
 TEST_F(ClientTest, SendsEveryFieldOfKv) {
@@ -357,6 +398,32 @@ TEST_F(ClientTest, ModelsInfoAndHealth) {
   EXPECT_FALSE(*client_->IsServing(""));
   EXPECT_TRUE(*client_->IsServing(""));
   EXPECT_EQ(client_->IsServing("unknown").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(ClientTest, ARegionLastsAsLongAsItsObject) {
+  v1::ShareMemoryRequest request;
+  request.set_region("r");
+  auto region = client_->ShareMemory(request);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_TRUE((*region)->alive());
+  EXPECT_EQ(server_.inference.regions, 1);
+  region->reset();
+  EXPECT_TRUE(Eventually([&] { return server_.inference.regions == 0; }));
+
+  region = client_->ShareMemory(request, {.timeout = absl::InfiniteDuration()});
+  ASSERT_TRUE(region.ok()) << region.status();
+  server_.inference.end_regions = true;
+  EXPECT_TRUE(Eventually([&] { return !(*region)->alive(); }));
+}
+
+TEST_F(ClientTest, ARegionThatIsRefusedOrLateIsAnError) {
+  v1::ShareMemoryRequest request;
+  EXPECT_EQ(client_->ShareMemory(request).status().code(), absl::StatusCode::kInvalidArgument);
+  request.set_region("slow");
+  const absl::Status late =
+      client_->ShareMemory(request, {.timeout = absl::Milliseconds(50)}).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(Eventually([&] { return server_.inference.regions == 0; }));
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +22,21 @@ namespace awqd {
 // Answers with `status`, which is OK until a test sets it; products return their activations.
 class FakeInference : public v1::QuantizedInference::Service {
  public:
+  // A region "slow" is never ready; one without a name is refused.
+  grpc::Status ShareMemory(grpc::ServerContext* context, const v1::ShareMemoryRequest* request,
+                           grpc::ServerWriter<v1::ShareMemoryResponse>* writer) override {
+    if (request->region().empty()) return {grpc::StatusCode::INVALID_ARGUMENT, "name: got none"};
+    ++regions;
+    if (request->region() != "slow") writer->Write({});
+    while (!context->IsCancelled() && !end_regions) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    --regions;
+    return grpc::Status::OK;
+  }
+  std::atomic<int> regions{0};
+  std::atomic<bool> end_regions{false};
+
   grpc::Status QuantizedMatmul(grpc::ServerContext* context,
                                const v1::QuantizedMatmulRequest* request,
                                v1::QuantizedMatmulResponse* response) override {

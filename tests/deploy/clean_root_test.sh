@@ -17,7 +17,7 @@ unshare --mount true 2>/dev/null || skip "mount namespaces are not allowed here"
 work="$(mktemp -d)"
 root="$work/root"
 trap 'rm -rf "$work"' EXIT
-cmake --build "$1" --target awqd awqctl awqd_client >/dev/null
+cmake --build "$1" --target awqd awqctl awqd_client awqd_shared >/dev/null
 (cd "$1" && cpack -B "$work/out" >"$work/log" 2>&1) || { cat "$work/log"; die "cpack fails"; }
 
 codename="$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)"
@@ -41,7 +41,7 @@ owned() {
 }
 inside apt-get update -qq >"$work/log" 2>&1 || skip "apt cannot reach its mirror from the clean root"
 mapfile -t packages < <(cd "$root/debs" && for file in *.deb; do dpkg-deb -f "$file" Package; done)
-[[ "${#packages[@]}" == 3 ]] || die "got ${#packages[*]} packages, expected server, client and dev"
+[[ "${#packages[@]}" == 4 ]] || die "got ${#packages[*]} packages, expected server, library, client and dev"
 
 # Dependencies come first, so that the root is compared with and without the packages alone.
 depends="$(for file in "$root"/debs/*.deb; do dpkg-deb -f "$file" Depends; done | tr ',' '\n' |

@@ -36,7 +36,7 @@ expect "awqctl bench --addr" --address
 expect "awqctl status --arriv"
 expect "awqctl matmul m w --random 1 --path " auto fused dequantize
 expect "awqctl matmul m w --output_dtype b" bf16
-expect "awqctl convert m -o n --to g" gptq gemlite
+expect "awqctl convert m -o n --to g" gptq gemlite gguf
 expect "awqctl token a --roles inf" infer
 expect "awqctl token a --roles infer,re" infer,read
 expect "awqctl bench --weight m/w --seed "

@@ -9,10 +9,10 @@ command -v dpkg-shlibdeps >/dev/null || { echo "dpkg-dev is not installed"; exit
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
-cmake --build "$1" --target awqd awqctl awqd_client >/dev/null
+cmake --build "$1" --target awqd awqctl awqd_client awqd_shared >/dev/null
 (cd "$1" && cpack -B "$work/out" >"$work/log" 2>&1) || { cat "$work/log"; die "cpack fails"; }
 version="$(sed -n 's/^project(awqd VERSION \([0-9.]*\).*/\1/p' "$ROOT/CMakeLists.txt")"
-for package in awqd-server awqd-client libawqd-dev; do
+for package in awqd-server awqd-library awqd-client libawqd-dev; do
   file="$(find "$work/out" -maxdepth 1 -name "${package}_*.deb")"
   [[ "$(dpkg-deb -f "$file" Version)" == "$version" ]] || die "$package has another version than $version"
   dpkg-deb -x "$file" "$work/root"
@@ -20,7 +20,7 @@ done
 [[ "$(dpkg-deb -f "$(find "$work/out" -maxdepth 1 -name 'awqd-server_*.deb')" Depends)" == *libgrpc++* ]] ||
   die "awqd-server depends on no gRPC"
 for file in etc/awqd/awqd.toml usr/lib/systemd/system/awqd.service usr/bin/awqd usr/bin/awqctl \
-  usr/share/bash-completion/completions/awqctl usr/lib/libawqd_client.a usr/include/awqd/client/awqd_client.h; do
+  usr/share/bash-completion/completions/awqctl usr/lib/libawqd_client.a usr/include/awqd/client/awqd_client.h usr/lib/libawqd.so.1 usr/include/awqd.h; do
   [[ -e "$work/root/$file" ]] || die "the packages lack $file"
 done
 [[ ! -e "$work/root/usr/etc" ]] || die "settings lie in /usr/etc"

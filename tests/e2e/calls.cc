@@ -14,6 +14,16 @@ client::MatmulCall OneToken(const std::string& model, int64_t k) {
       .activations = *client::Tensor::FromFloats(v1::FP16, {1, k}, std::vector<float>(k, 0.5f))};
 }
 
+client::MatmulCall LayerCall(int64_t tokens, int64_t k, v1::DType dtype) {
+  std::vector<float> values(static_cast<size_t>(tokens * k));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(i * 2654435761u % 1000) / 500 - 1;
+  }
+  return {.weight = client::WeightName{"m", "layer"},
+          .activations = *client::Tensor::FromFloats(dtype, {tokens, k}, values),
+          .path = v1::FUSED};
+}
+
 v1::QuantizedMatmulRequest ProductOfZeros(int64_t tokens, int64_t k) {
   v1::QuantizedMatmulRequest request;
   request.mutable_weight()->set_model("m");

@@ -12,6 +12,9 @@ namespace awqd {
 
 // A product of one token of `k` halves, all 0.5.
 client::MatmulCall OneToken(const std::string& model = "m", int64_t k = 256);
+// Tokens [tokens, k] of numbers in [-1, 1) times weight "layer" of model "m", by one kernel for every
+// batch, so that bits can be compared.
+client::MatmulCall LayerCall(int64_t tokens, int64_t k, v1::DType dtype);
 
 // A product of zeros, FP16 [tokens, k], with the weight "layer" of "m".
 v1::QuantizedMatmulRequest ProductOfZeros(int64_t tokens, int64_t k);

@@ -95,7 +95,15 @@ constexpr const char* kWords[] = {"true",
                                   "iq4_xs",
                                   "tq1_0",
                                   "tq2_0",
-                                  "affine"};
+                                  "affine",
+                                  "q2_0",
+                                  "iq2_xxs",
+                                  "iq2_xs",
+                                  "iq2_s",
+                                  "iq3_xxs",
+                                  "iq3_s",
+                                  "iq1_s",
+                                  "iq1_m"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.

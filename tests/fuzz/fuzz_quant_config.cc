@@ -36,7 +36,12 @@ void CheckParsed(const awqd::Setting& settings) {
     // A format can decode with the settings that it read: only the tensors are missing.
     Require(IsInvalid(rule.format->Decode(rule.settings, {}).status()));
   }
-  if (rules.ok()) Require(rules->RuleOf("model.layers.0.mlp.up_proj").ok());
+  for (const awqd::QuantConfig::Addition& addition : found->config.additions) {
+    Require(addition.rule.unread.ok() != addition.rule.settings.members.empty());
+  }
+  if (!rules.ok()) return;
+  Require(rules->RuleOf("model.layers.0.mlp.up_proj").ok());
+  Require(rules->FindAdditions("model.layers.0.mlp.down_proj").ok());
 }
 
 }  // namespace

@@ -22,22 +22,22 @@ AWQ = ["bits", "group_size", "version", "zero_point"]
 GPTQ = ["qweight", "qzeros", "scales", "g_idx", "bias"]
 FORMATS = {
     "awq": (AWQ, ["qweight", "qzeros", "scales", "bias"]),
-    "int-quantized": (["activations", "group_size", "num_bits", "strategy", "symmetric"],
+    "int-quantized": (["activations", "group_size", "hadamard_size", "num_bits", "strategy", "symmetric"],
                       ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point"]),
     "plain": (["bits", "group_size", "symmetric", "zero"], ["codes", "zeros", "scales", "bias"]),
     "fastertransformer": (["bits", "group_size"], ["weight", "weight_scale", "bias"]),
     "gemlite": (["bits", "group_size", "in_features", "out_features", "scale_mode"],
                 ["qweight", "scales", "zeros", "bias"]),
-    "pack-quantized": (["activations", "actorder", "group_size", "num_bits", "packing", "strategy", "symmetric"],
+    "pack-quantized": (["activations", "actorder", "group_size", "hadamard_size", "num_bits", "packing", "strategy", "symmetric"],
                        ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "bias",
                         "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"]),
-    "float-quantized": (["block_k", "block_n", "group_size", "strategy"],
+    "float-quantized": (["block_k", "block_n", "group_size", "hadamard_size", "strategy"],
                         ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point",
                          "output_scale", "output_zero_point"]),
-    "nvfp4-pack-quantized": (["group_size"],
+    "nvfp4-pack-quantized": (["group_size", "hadamard_size"],
                              ["weight_packed", "weight_scale", "weight_global_scale", "bias", "input_global_scale",
                               "input_scale", "output_scale", "output_zero_point"]),
-    "mxfp4-pack-quantized": (["group_size"],
+    "mxfp4-pack-quantized": (["group_size", "hadamard_size"],
                              ["weight_packed", "weight_scale", "bias", "input_global_scale", "input_scale", "output_scale",
                               "output_zero_point"]),
     "qserve": (["bits", "group_size"], ["qweight", "s1_scales", "s1_szeros", "s2_scales", "s2_zeros", "bias"]),
@@ -50,8 +50,12 @@ FORMATS = {
     "bitsandbytes-int8": ([], ["weight", "SCB", "weight_format", "bias"]),
     "hqq": (["nbits", "group_size", "axis"],
             ["W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "bias"]),
-    "quark": (["dtype", "group_size", "pack_method", "qscheme", "scale_format", "symmetric"],
-              ["weight", "weight_scale", "weight_zero_point", "bias"]),
+    "quark": (["dtype", "group_size", "input_prescale", "input_rotation", "pack_method", "qscheme", "scale_format",
+               "symmetric"],
+              ["weight", "weight_scale", "weight_zero_point", "bias", "input_rotation", "input_prescale"]),
+    "fp-quant": (["forward_dtype"],
+                 ["qweight", "scales", "weight_global_scale", "forward_hadamard_matrix", "bias", "act_global_scale",
+                  "backward_hadamard_matrix"]),
     "mlx": (["mode", "bits", "group_size", "global_scale"], ["weight", "scales", "biases", "global_scale", "bias"]),
     "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
     "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
@@ -188,6 +192,14 @@ def main():
     write("awq", "awq", {"bits": 4, "group_size": 8}, awq)
     write("awq-bias", "awq", {"version": "gemm"}, {**awq, "bias": ("F32", [16], bytes(64))})
     write("awq-bf16", "awq", {"group_size": 8}, {**awq, "scales": ("BF16", [2, 16], b"\x00\x3c" * 32)})
+    four = [1, 1, 1, 1, 1, -1, 1, -1, 1, 1, -1, -1, 1, -1, -1, 1]
+    write("quark-rotated", "quark", {"dtype": "int8"},
+          {"weight": ("I8", [2, 4], bytes(range(8))), "weight_scale": ("BF16", [], b"\x80\x3f"),
+           "input_rotation": ("I8", [4, 4], struct.pack("16b", *four)), "input_prescale": ("BF16", [4], b"\x80\x3f" * 4)})
+    write("fp-quant", "fp-quant", {"forward_dtype": "mxfp4"},
+          {"qweight": ("U8", [1, 32], bytes(range(32))), "scales": ("U8", [1, 2], b"\x7f\x80"),
+           "weight_global_scale": ("BF16", [1], b"\x40\x40"),
+           "forward_hadamard_matrix": ("F32", [4, 4], struct.pack("<16f", *(value / 2 for value in four)))})
     write_gguf_seeds()
     write_quant_config_seeds()
     small_seeds.write_all(OUT.parent, DATA.parents[1])

@@ -13,7 +13,7 @@ shift
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 build="${AWQD_FUZZ_BUILD:-$root/build/fuzz}"
 targets=(fuzz_formats fuzz_safetensors fuzz_quant_config fuzz_matmul_wire fuzz_gguf fuzz_names fuzz_config_file
-  fuzz_security_files fuzz_metrics_http)
+  fuzz_security_files fuzz_metrics_http fuzz_ring)
 short=$(((seconds + 2) / 3))
 if (($# > 0)); then
   targets=("$@") short="$seconds"

@@ -1,4 +1,5 @@
 """The inference protocol with a client that is not ours, tritonclient, against our own API on the same server."""
+import json
 import pathlib
 import queue
 import secrets
@@ -48,7 +49,9 @@ class Oip(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server(f"--model=moe={ROOT}/tests/data/experts/moe", "--model_control=any"))
+        cls.server = cls.enterClassContext(Server(
+            f"--model=moe={ROOT}/tests/data/experts/moe", f"--model=blocks={ROOT}/tests/data/experts/blocks",
+            "--model_control=any"))
         cls.client = cls.enterClassContext(triton.InferenceServerClient(cls.server.address))
         cls.random = numpy.random.default_rng(7)
 
@@ -165,7 +168,7 @@ class Oip(unittest.TestCase):
         config = self.client.get_model_config(f"moe/{stack}").config
         k, n = (int(config.parameters[name].string_value) for name in ("k", "n"))
         self.assertEqual([(i.name, list(i.dims)) for i in config.input], [("x", [k]), ("ids", [-1])])
-        self.assertEqual(config.parameters["optional_inputs"].string_value, "router_weights")
+        self.assertEqual(config.parameters["optional_inputs"].string_value, "router_weights,router_logits,correction_bias")
         x = self.random.standard_normal((3, k)).astype(numpy.float32)
         ids = numpy.array([[0, 1], [1, 0], [1, 1]], numpy.int32)
         rows = self.client.infer(f"moe/{stack}", [tensor("x", x), tensor("ids", ids)]).as_numpy("y")
@@ -191,6 +194,28 @@ class Oip(unittest.TestCase):
         y = self.client.infer("moe/mlp:gated_mlp", [tensor("x", x)], parameters={"activation_function": "SILU"}).as_numpy("y")
         self.assertLess(numpy.linalg.norm(y - expected) / numpy.linalg.norm(expected), 1e-3)
         self.refused("INVALID_ARGUMENT", "parameters[activation_function]: got NONE", "moe/mlp:gated_mlp", [tensor("x", x)])
+
+    def test_blocks_of_transformers(self):
+        goldens = ROOT / "tests/data/experts/blocks_goldens"
+        names = {"biases": ["gate_bias", "up_bias", "down_bias"], "shared_expert_gate": ["shared_expert_gate"]}
+        for case, given in json.loads((goldens / "cases.json").read_text())["cases"].items():
+            parameters = {"activation_function": given["activation_function"], "output_dtype": "FP32",
+                          **{f"activation_{name}": value for name, value in given.get("activation", {}).items()}}
+            inputs = ["x"] + [name for key, of in names.items() if given.get(key) for name in of]
+            if "router" in given:
+                router = dict(given["router"])
+                inputs += ["logits"] + ["correction_bias"] * router.pop("correction_bias", False)
+                parameters.update(router)
+            if given.get("shared_expert"):
+                parameters["shared_expert"] = "mlp.shared_experts"
+            path = "mlp.shared_experts" if given.get("dense") else "mlp.experts.*"
+            tensors = [tensor(name.replace("logits", "router_logits"), numpy.load(goldens / f"{name}.npy")) for name in inputs]
+            with self.subTest(case):
+                y = self.client.infer(f"blocks/{path}:gated_mlp", tensors, parameters=parameters).as_numpy("y")
+                expected = numpy.load(goldens / f"{case}.npy")
+                self.assertLess(numpy.linalg.norm(y - expected) / numpy.linalg.norm(expected), 1e-3)
+        x, logits = (tensor(name, numpy.load(goldens / f"{file}.npy")) for name, file in (("x", "x"), ("router_logits", "logits")))
+        self.refused("INVALID_ARGUMENT", "parameters[top_k]: got 0, expected 1 to 8", "blocks/mlp.experts.*.up_proj", [x, logits])
 
     def test_tensors_in_shared_memory(self):
         # As Triton's examples begin, those without CUDA too.

@@ -1,5 +1,5 @@
-"""Model folders that awqctl's quantize and convert write, read by the safetensors package and decoded here with numpy; GGUF
-files are written and decoded by the package gguf."""
+"""Model folders that awqctl's quantize and convert write, read by the safetensors package and decoded here with numpy, or by
+mlx; GGUF files are written and decoded by the package gguf, and those of awqctl read by it."""
 import json
 import pathlib
 import struct
@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import gguf
+import mlx.core
 import numpy
 from safetensors.numpy import load_file, save_file
 
@@ -147,7 +148,8 @@ class Gguf(unittest.TestCase):
 
     def test_dense_has_the_elements_of_the_package(self):
         expected = self.write("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
-                              "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4")
+                              "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S",
+                              "IQ1_M")
         told, tensors = self.converted("--to", "dense", "--dtype", "fp32")
         self.assertTrue(any("tokenizer.ggml.tokens" in text for text in told["left_out"]), told["left_out"])
         for path, weight in expected.items():
@@ -160,6 +162,62 @@ class Gguf(unittest.TestCase):
         _, tensors = self.converted("--to", "gptq")
         linear = {name.removeprefix("blk.0.q4_0."): tensor for name, tensor in tensors.items()}
         numpy.testing.assert_array_equal(gptq(linear), expected.T)
+
+
+class Written(unittest.TestCase):
+    """What awqctl writes for llama.cpp and MLX."""
+
+    HEADS = {"q": 4, "k": 2}
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        random = numpy.random.default_rng(3)
+        self.weights = {}
+        for name, rows in (("q", 64), ("k", 32), ("v", 32)):
+            weight = random.normal(0, 0.02, (rows, K)).astype(numpy.float32)
+            self.weights[f"model.layers.0.self_attn.{name}_proj.weight"] = weight
+        (self.folder / "dense").mkdir()
+        norm = {"model.norm.weight": numpy.ones(K, numpy.float32)}
+        save_file(self.weights | norm, self.folder / "dense/model.safetensors")
+        config = {"model_type": "llama", "hidden_size": K, "num_hidden_layers": 1, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": K, "max_position_embeddings": 64,
+                  "vocab_size": 10, "rms_norm_eps": 1e-5}
+        (self.folder / "dense/config.json").write_text(json.dumps(config))
+
+    def test_gguf_has_the_bits_of_the_package(self):
+        for dtype in ("fp16", "bf16", "fp32", "q8_0", "q4_0"):
+            out = self.folder / f"{dtype}.gguf"
+            awqctl("convert", self.folder / "dense", "-o", out, "--to", "gguf", "--dtype", dtype, "--verify")
+            reader = gguf.GGUFReader(out)
+            self.assertEqual(reader.fields["general.architecture"].contents(), "llama")
+            self.assertEqual(reader.fields["llama.attention.head_count_kv"].contents(), 2)
+            tensors = {tensor.name: tensor for tensor in reader.tensors}
+            self.assertEqual(tensors["output_norm.weight"].tensor_type, gguf.GGMLQuantizationType.F32)
+            for name, weight in self.weights.items():
+                letter = name[len("model.layers.0.self_attn.")]
+                if letter in self.HEADS:  # as llama.cpp's conversion has them
+                    halves = weight.reshape(self.HEADS[letter], 2, -1, K)
+                    weight = halves.swapaxes(1, 2).reshape(weight.shape)
+                tensor = tensors[f"blk.0.attn_{letter}.weight"]
+                kind = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}.get(dtype, dtype.upper())
+                self.assertEqual(tensor.tensor_type.name, kind)
+                expected = gguf.quants.quantize(weight, tensor.tensor_type)
+                self.assertEqual(tensor.data.tobytes(), expected.tobytes(), (dtype, name))
+
+    def test_mlx_has_the_elements(self):
+        for bits in (2, 3, 4, 5, 6, 8):
+            out, dense = self.folder / f"mlx{bits}", self.folder / f"dense{bits}"
+            awqctl("quantize", self.folder / "dense", "-o", out, "--to", "mlx", "--bits", bits)
+            awqctl("convert", out, "-o", dense, "--to", "dense", "--dtype", "fp32")
+            settings = json.loads((out / "config.json").read_text())["quantization"]
+            tensors, expected = mlx.core.load(str(out / "model.safetensors")), load_file(dense / "model.safetensors")
+            for name, weight in self.weights.items():
+                path = name.removesuffix(".weight")
+                scales, biases = (tensors[f"{path}.{part}"].astype(mlx.core.float32) for part in ("scales", "biases"))
+                got = mlx.core.dequantize(tensors[name], scales, biases, settings["group_size"], settings["bits"])
+                numpy.testing.assert_array_equal(numpy.array(got), expected[name], f"{bits} {name}")
+                error = numpy.linalg.norm(expected[name] - weight) / numpy.linalg.norm(weight)
+                self.assertLess(error, 2 * 2**-bits)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@
 #include "server/server.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/server/requests.h"
+#include "tests/server/wrap_devices.h"
 #include "tests/testing/failing_device.h"
 
 namespace awqd {
@@ -44,17 +45,12 @@ class DeviceSweepTest : public ::testing::Test {
     options_.rpc.transport.addresses = {"127.0.0.1:0"};
     // Long enough that concurrent calls share a batch.
     options_.engine.batching.max_queue_delay = absl::Milliseconds(5);
-    auto server = Server::Create(
-        options_,
-        [this](absl::string_view spec, const DeviceOptions& options,
-               std::string* why) -> absl::StatusOr<std::unique_ptr<Device>> {
-          absl::StatusOr<std::unique_ptr<Device>> inner = OpenDevice(spec, options, why);
-          if (!inner.ok()) return inner.status();
-          auto device = std::make_unique<FailingDevice>(*std::move(inner));
-          MutexLock lock(&opening_);
-          devices_.push_back(device.get());
-          return device;
-        });
+    auto server = Server::Create(options_, WrapDevices([this](std::unique_ptr<Device> inner) {
+                                   auto device = std::make_unique<FailingDevice>(std::move(inner));
+                                   MutexLock lock(&opening_);
+                                   devices_.push_back(device.get());
+                                   return device;
+                                 }));
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     absl::c_sort(devices_,

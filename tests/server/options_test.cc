@@ -48,6 +48,24 @@ TEST(Options, DefaultsHold) {
   EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
 }
 
+TEST(Options, RingsAreOffUnlessAPathIsGiven) {
+  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.rpc.ring.path, "");
+  const ring::Options ring =
+      Parse({"--model_repository", "/m", "--ring_path=/run/r.sock", "--ring_spin_us=7",
+             "--max_rings=9", "--max_rings_per_client=3", "--max_ring_bytes=1MiB"})
+          ->options.rpc.ring;
+  EXPECT_EQ(ring.path, "/run/r.sock");
+  EXPECT_EQ(ring.spin, absl::Microseconds(7));
+  EXPECT_EQ(ring.max_rings, 9);
+  EXPECT_EQ(ring.max_rings_per_client, 3);
+  EXPECT_EQ(ring.max_bytes, 1 << 20);
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--ring_path=unix:/r"})->options.rpc.ring.path,
+            "/r");
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--ring_path=/a b"}), HasSubstr("--ring_path"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--ring_path=/r", "--max_ring_bytes=1"}),
+              HasSubstr("--max_ring_bytes"));
+}
+
 TEST(Options, SharedMemoryIsOffUnlessAPrefixIsGiven) {
   EXPECT_THAT(Parse({"--model_repository", "/m"})->options.rpc.shared_memory.prefixes, IsEmpty());
   const Options options = Parse({"--model_repository", "/m", "--shared_memory_prefix=awqd-,x_",

@@ -59,6 +59,10 @@ class FailingDevice final : public Device {
     if (absl::Status status = Call("copy to the host"); !status.ok()) return status;
     return inner_->CopyToHost(host, device, bytes, stream);
   }
+  absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override {
+    if (absl::Status status = Call("copy of pieces"); !status.ok()) return status;
+    return inner_->CopyPieces(pieces, stream);
+  }
   bool host_addressable() const override { return false; }
   Device& backend() override { return inner_->backend(); }
   bool healthy() const override { return !broken_; }

@@ -64,6 +64,18 @@ uint32_t RandomScale(Random* random, DType dtype, Scales kind, int64_t column) {
   return ToBits(random->Below(2) == 0 ? magnitude : -magnitude, dtype);
 }
 
+// Blocks of any bits, but with an ordinary or a very small d.
+void FillBlocks(Random* random, Scales kind, HostWeight* w) {
+  const int64_t bytes = VectorBlockBytes(w->scheme.vector);
+  const auto end = static_cast<int64_t>(w->codes.size());
+  for (uint8_t& byte : w->codes) byte = static_cast<uint8_t>(random->Next());
+  // The sign and the upper bits of the exponent of d are the same bits of another byte in iq1_m.
+  const int64_t at = w->scheme.vector == VectorCode::kIq1M ? bytes - 1 : 1;
+  for (int64_t i = at; i < end; i += bytes) {
+    w->codes[i] = kind == Scales::kExtreme ? w->codes[i] & 0xbf : (w->codes[i] & 0x8f) | 0x10;
+  }
+}
+
 void FillCodes(Random* random, HostWeight* w) {
   const int code_bits = w->code_bits();
   const uint8_t mask = static_cast<uint8_t>((1 << w->scheme.bits) - 1);
@@ -125,11 +137,17 @@ void FillOrder(Random* random, HostWeight* w) {
 
 HostWeight RandomWeight(const WeightSpec& spec) {
   WeightShape shape = {spec.k, spec.n, spec.scheme};
-  if (shape.scheme.block_rows >= spec.k) shape.scheme.block_rows = 0;
+  if (shape.scheme.block_rows >= spec.k && shape.scheme.code != CodeKind::kVector) {
+    shape.scheme.block_rows = 0;
+  }
   HostWeight out = MakeEmpty(shape);
   out.format = "random";
   Random random(spec.seed);
-  FillCodes(&random, &out);
+  if (spec.scheme.code == CodeKind::kVector) {
+    FillBlocks(&random, spec.scales, &out);
+  } else {
+    FillCodes(&random, &out);
+  }
   FillZeros(&random, &out);
   FillScales(&random, spec.scales, &out);
   if (spec.scheme.code == CodeKind::kTable) {
@@ -141,6 +159,9 @@ HostWeight RandomWeight(const WeightSpec& spec) {
     for (float& b : out.bias) b = HalfToFloat(FloatToHalf(random.Normal()));
   }
   if (spec.order) FillOrder(&random, &out);
+  if (spec.hadamard > 0) {
+    out.hadamard = {spec.hadamard, 1 / std::sqrt(static_cast<float>(spec.hadamard))};
+  }
   if (spec.factor) {
     for (int64_t i = 0; i < out.k; ++i) out.factor.push_back(0.5f + random.Unit());
   }

@@ -27,6 +27,7 @@ struct WeightSpec {
   bool bias = false;
   bool order = false;
   bool factor = false;
+  int64_t hadamard = 0;  // the block of a transform of activations; 0: none
   uint64_t seed = 1;
 };
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "kernels/device.h"
@@ -26,10 +28,25 @@ class WrappedDevice final : public Device {
   // Called within every allocation of memory other than staging memory. Set it before any
   // allocation.
   void OnAllocate(std::function<void()> hook) { on_allocate_ = std::move(hook); }
+  // A handle by which this device imports memory of this process.
+  static std::string Export(const void* data, int64_t bytes) {
+    std::string handle(64, '\0');
+    const Exported exported = {kExported, data, bytes};
+    std::memcpy(handle.data(), &exported, sizeof(exported));
+    return handle;
+  }
+  // Imports that are not closed.
+  int64_t imported() const { return *imported_; }
+  // How often events were waited for and recorded. Their handle is EventHandle().
+  int64_t waits() const { return *waits_; }
+  int64_t records() const { return *records_; }
+  static std::string EventHandle() { return std::string(64, 'e'); }
+
   Device& inner() { return *inner_; }
   int64_t allocations() const { return allocations_; }
   int64_t copies_to_device() const { return copies_to_device_; }
   int64_t copies_to_host() const { return copies_to_host_; }
+  int64_t copies_of_pieces() const { return copies_of_pieces_; }
 
   // Pretends to be another kind of device for the choice of layouts and kernels. Nothing can run on
   // it then.
@@ -65,12 +82,54 @@ class WrappedDevice final : public Device {
     if (broken_) return Fault();
     return inner_->CopyToHost(host, device, bytes, stream);
   }
+  absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override {
+    ++copies_of_pieces_;
+    if (broken_) return Fault();
+    return inner_->CopyPieces(pieces, stream);
+  }
+  absl::StatusOr<Buffer> ImportMemory(absl::string_view handle) override {
+    Exported exported = {};
+    if (handle.size() == 64) std::memcpy(&exported, handle.data(), sizeof(exported));
+    if (exported.magic != kExported) return absl::InvalidArgumentError("got no handle");
+    ++*imported_;
+    return Buffer(const_cast<void*>(exported.data), exported.bytes,
+                  [imported = imported_](void*, int64_t) { --*imported; });
+  }
+  absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override {
+    if (handle != EventHandle()) return absl::InvalidArgumentError("got no handle");
+    return std::make_unique<CountedEvent>(waits_, records_);
+  }
   bool host_addressable() const override { return host_addressable_; }
   Device& backend() override { return inner_->backend(); }
   bool healthy() const override { return !broken_ && inner_->healthy(); }
 
  private:
   static absl::Status Fault() { return absl::InternalError("illegal address"); }
+
+  static constexpr uint64_t kExported = 0x64657870;
+  struct Exported {
+    uint64_t magic;
+    const void* data;
+    int64_t bytes;
+  };
+  using Counter = std::shared_ptr<std::atomic<int64_t>>;
+  static Counter MakeCounter() { return std::make_shared<std::atomic<int64_t>>(0); }
+  class CountedEvent final : public SharedEvent {
+   public:
+    CountedEvent(Counter waits, Counter records)
+        : waits_(std::move(waits)), records_(std::move(records)) {}
+    absl::Status Wait(StreamView) override {
+      ++*waits_;
+      return absl::OkStatus();
+    }
+    absl::Status Record(StreamView) override {
+      ++*records_;
+      return absl::OkStatus();
+    }
+
+   private:
+    const Counter waits_, records_;
+  };
 
   class WrappedStream final : public Stream {
    public:
@@ -95,6 +154,8 @@ class WrappedDevice final : public Device {
   std::atomic<int64_t> allocations_{0};
   std::atomic<int64_t> copies_to_device_{0};
   std::atomic<int64_t> copies_to_host_{0};
+  std::atomic<int64_t> copies_of_pieces_{0};
+  const Counter imported_ = MakeCounter(), waits_ = MakeCounter(), records_ = MakeCounter();
 };
 
 }  // namespace awqd::testing

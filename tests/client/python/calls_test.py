@@ -123,6 +123,45 @@ def test_experts(client):
     assert error(y, np.load(MOE / "dense_mlp.npy")) < 1e-3
 
 
+BLOCKS = MOE.parent / "blocks_goldens"
+BLOCK_CASES = json.loads((BLOCKS / "cases.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", BLOCK_CASES)
+def test_blocks_of_transformers(client, case):
+    def load(name):
+        return np.load(BLOCKS / f"{name}.npy")
+
+    given = BLOCK_CASES[case]
+    call = {f"activation_{name}": value for name, value in given.get("activation", {}).items()}
+    if given.get("biases"):
+        call.update({name: load(name) for name in ("gate_bias", "up_bias", "down_bias")})
+    if "router" in given:
+        router = {**given["router"], "scoring": given["router"]["scoring"].lower()}
+        router["correction_bias"] = load("correction_bias") if router.get("correction_bias") else None
+        call["router"] = awqd.Router(load("logits"), **router)
+    if given.get("shared_expert"):
+        call["shared_expert"] = "mlp.shared_experts"
+    if given.get("shared_expert_gate"):
+        call["shared_expert_gate"] = load("shared_expert_gate").tolist()
+    path = "mlp.shared_experts" if given.get("dense") else "mlp.experts.*"
+    y = client.mlp("blocks", path, load("x"), activation_function=given["activation_function"].lower(), output_dtype="fp32",
+                   **call)
+    assert error(y, load(case)) < 1e-3
+
+
+def test_a_router_is_checked(client):
+    x, logits = np.load(BLOCKS / "x.npy"), np.load(BLOCKS / "logits.npy")
+    stack = "mlp.experts.*.up_proj"
+    assert client.grouped_matmul("blocks", stack, x, router=awqd.Router(logits.tolist(), 2)).shape == (len(x), 96)
+    with pytest.raises(awqd.InvalidArgument, match="router.top_k: got 9, expected 1 to 8"):
+        client.grouped_matmul("blocks", stack, x, router=awqd.Router(logits, 9))
+    with pytest.raises(awqd.InvalidArgument, match="router.scoring: got 'hash', expected one of softmax"):
+        client.grouped_matmul("blocks", stack, x, router=awqd.Router(logits, 2, scoring="hash"))
+    with pytest.raises(awqd.InvalidArgument, match="expert_ids: got nothing, expected .*, or a router"):
+        client.grouped_matmul("blocks", stack, x)
+
+
 def test_experts_as_int64_and_as_lists(client):
     x, ids, router = (np.load(MOE / f"{name}.npy") for name in ("x", "ids", "router"))
     stack = next(stack.path for stack in client.get_model("moe").stacks if stack.path.endswith("gate_proj"))
@@ -175,7 +214,7 @@ def test_cache_of_keys_and_values(client):
 
 
 def test_models_and_server(client):
-    assert {model.name for model in client.list_models()} == {MODEL, "moe"}
+    assert {model.name for model in client.list_models()} == {MODEL, "blocks", "moe"}
     assert any(weight.path == QUERY and (weight.k, weight.n) == (384, 384) for weight in client.get_model(MODEL).weights)
     client.unload_model("moe")
     with pytest.raises(awqd.NotFound):
@@ -285,7 +324,7 @@ def test_errors_name_field_and_hint(client):
     with pytest.raises(awqd.InvalidArgument, match="list, expected a NumPy array"):
         client.matmul(MODEL, QUERY, [1.0])
     with pytest.raises(awqd.DeadlineExceeded):
-        client.matmul(MODEL, QUERY, np.ones((4096, 384), np.float16), timeout=0.0005)
+        client.matmul(MODEL, QUERY, np.ones((4096, 384), np.float16), timeout=1e-5)
 
 
 def test_asyncio(server):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "interop"))
+sys.path[:0] = [str(ROOT / "tests" / "interop"), str(ROOT / "tests" / "data")]
 
 import awqd  # noqa: E402
 from server import Server  # noqa: E402
@@ -13,7 +13,8 @@ from server import Server  # noqa: E402
 
 @pytest.fixture(scope="session")
 def server():
-    with Server(f"--model=moe={ROOT / 'tests/data/experts/moe'}") as running:
+    experts = ROOT / "tests/data/experts"
+    with Server(f"--model=moe={experts / 'moe'}", f"--model=blocks={experts / 'blocks'}") as running:
         yield running
 
 

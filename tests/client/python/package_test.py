@@ -88,6 +88,7 @@ def f(c: awqd.Client, a: awqd.AsyncClient, x: "NDArray[np.float16]", t: torch.Te
     reveal_type(c.matmul("m", "w", t))
     reveal_type(c.matmul("m", "w", x))
     reveal_type(c.mlp("m", "w", x, expert_ids=[[1, 2]], router_weights=[[0.5, 0.5]]))
+    reveal_type(c.chain([awqd.Step("matmul", "m", "w")], t))
     reveal_type(c.dequantize("m", "w"))
     reveal_type(c.quantize_kv(x))
     reveal_type(c.quantize_kv(t).codes)
@@ -134,7 +135,7 @@ def test_nothing_that_calls_take_or_give_is_any(tmp_path):
 
 def test_both_clients_have_every_call_with_its_text():
     calls = [name for name, value in vars(awqd.Client).items() if not name.startswith("_") and callable(value) and name != "close"]
-    assert len(calls) == 13
+    assert len(calls) == 15
     for name in calls:
         method = getattr(awqd.Client, name)
         assert method.__doc__ and name == method.__name__

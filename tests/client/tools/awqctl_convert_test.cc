@@ -45,7 +45,7 @@ TEST(AwqctlConvert, Refuses) {
   const awqd::testing::TempDirectory folder;
   const std::string gptq = DataPath("gptq/v2-act"), out = folder.At("out");
   EXPECT_EQ(RunCommand({"convert", gptq, "-o", out}).code, kBadArguments);
-  EXPECT_EQ(RunCommand({"convert", gptq, "-o", out, "--to", "gguf"}).code, kBadArguments);
+  EXPECT_EQ(RunCommand({"convert", gptq, "-o", out, "--to", "other"}).code, kBadArguments);
   const CommandResult got = RunCommand({"convert", gptq, "-o", out, "--to", "awq"});
   EXPECT_EQ(got.code, kFileFailed);
   EXPECT_THAT(got.err, HasSubstr("linear \""));

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,8 @@
 
 namespace awqd::awqctl {
 namespace {
+
+namespace fs = std::filesystem;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -47,9 +51,29 @@ TEST(AwqctlInspect, NamesTheModelsOfAFolder) {
   got = RunCommand({"inspect", folder.path()});
   EXPECT_THAT(got.err, HasSubstr("one of them: m10, m11, m12, "));
   EXPECT_THAT(got.err, HasSubstr(", m29 and 6 more\n"));
-  EXPECT_THAT(RunCommand({"quantize", folder.At("models--a--b"), "-o", folder.At("out")}).err,
-              HasSubstr("expected one of them: snapshots/0123\n"));
+  EXPECT_THAT(
+      RunCommand({"quantize", folder.At("models--a--b/snapshots"), "-o", folder.At("out")}).err,
+      HasSubstr("expected one of them: 0123\n"));
   EXPECT_THAT(RunCommand({"inspect", folder.At("else")}).err, HasSubstr("got no *.safetensors"));
+}
+
+// By the folder of a Hub cache, and by its name in the user's.
+TEST(AwqctlInspect, FindsTheSnapshotOfAHubCache) {
+  const awqd::testing::TempDirectory cache;
+  const std::string hash(40, 'a'), model = cache.At("models--org--name");
+  fs::create_directories(model + "/snapshots");
+  fs::copy(DataPath("plain/w4-bf16"), model + "/snapshots/" + hash);
+  fs::create_directories(model + "/snapshots/" + std::string(40, 'b'));
+  cache.Write("models--org--name/refs/main", hash);
+  const std::string before = std::getenv("HF_HUB_CACHE") ? std::getenv("HF_HUB_CACHE") : "";
+  setenv("HF_HUB_CACHE", cache.path().c_str(), 1);
+  for (const std::string& path : {model, model + "/", std::string("org/name")}) {
+    const CommandResult got = RunCommand({"inspect", path});
+    EXPECT_EQ(got.code, kOk) << got.err;
+    EXPECT_THAT(got.out, HasSubstr("format plain, 1 linears"));
+  }
+  EXPECT_THAT(RunCommand({"inspect", "org/other"}).err, HasSubstr("\"org/other\": No such file"));
+  setenv("HF_HUB_CACHE", before.c_str(), 1);
 }
 
 TEST(AwqctlInspect, ExitCodesTellWhatIsWrong) {

@@ -72,14 +72,15 @@ TEST_F(ConvertTest, ALeftOutModuleWhoseNameBeginsAnothers) {
 }
 
 TEST_F(ConvertTest, EveryGoldenFolderIntoEveryTarget) {
-  std::map<std::string, int> done;
+  std::map<std::string, int> done, exact;
   for (const Format* format : AllFormats()) {
     for (const auto& entry : fs::directory_iterator(DataPath(std::string(format->name)))) {
       if (!fs::exists(entry.path() / "config.json")) continue;
       for (const Target* target : AllTargets()) {
         ConvertOptions options = To(*target, entry.path());
         options.verify = target->format.empty() || FormatNamed(target->format) != nullptr;
-        if (target == &kDenseTarget) options.dtype = "F32";
+        const bool mixed = target == &kMlxTarget || target == &kGgufTarget;
+        if (target == &kDenseTarget || mixed) options.dtype = "F32";
         const auto got = Convert(options, Quiet);
         const std::string what = std::string(target->name) + " " + entry.path().string();
         if (!got.ok()) {
@@ -92,6 +93,9 @@ TEST_F(ConvertTest, EveryGoldenFolderIntoEveryTarget) {
           EXPECT_GT(got->verified->elements, 0) << what;
         }
         done[std::string(target->name)] += got.ok() ? 1 : 0;
+        for (const ConvertedLinear& linear : got.ok() ? got->linears : decltype(got->linears)()) {
+          exact[std::string(target->name)] += linear.dense ? 0 : 1;
+        }
         EXPECT_FALSE(fs::exists(folder_.At("out.partial"))) << what;
         fs::remove_all(folder_.At("out"));
       }
@@ -103,6 +107,10 @@ TEST_F(ConvertTest, EveryGoldenFolderIntoEveryTarget) {
   EXPECT_GE(done["gemlite"], 15);
   EXPECT_GE(done["ft"], 4);
   EXPECT_GE(done["dense"], 35);
+  EXPECT_GE(done["mlx"], 35);
+  EXPECT_GE(exact["mlx"], 150);
+  EXPECT_GE(done["gguf"], 30);
+  EXPECT_GE(exact["gguf"], 80);
 }
 
 TEST_F(ConvertTest, ThereAndBackIsTheSameFile) {
@@ -238,7 +246,7 @@ TEST_F(ConvertTest, VerifyFindsOneBit) {
   const auto source = Model::Open(DataPath("awq/all-MiniLM-L6-v2-awq"));
   ASSERT_TRUE(source.ok());
   const std::string file = folder_.At("out/model-00001-of-00002.safetensors");
-  const auto whole = Verify(*source, folder_.At("out"), false, {}, Quiet);
+  const auto whole = Verify(*source, folder_.At("out"), 0, {}, Quiet);
   ASSERT_TRUE(whole.ok()) << whole.status();
   const auto written = Model::Open(folder_.At("out"));
   ASSERT_TRUE(written.ok());
@@ -258,11 +266,11 @@ TEST_F(ConvertTest, VerifyFindsOneBit) {
       open.put(byte).flush();
     };
     flip();
-    const auto broken = Verify(*source, folder_.At("out"), false, {}, Quiet);
+    const auto broken = Verify(*source, folder_.At("out"), 0, {}, Quiet);
     EXPECT_THAT(std::string(broken.status().message()), HasSubstr("encoder.layer.0.intermediate"));
     flip();
   }
-  EXPECT_TRUE(Verify(*source, folder_.At("out"), false, {}, Quiet).ok());
+  EXPECT_TRUE(Verify(*source, folder_.At("out"), 0, {}, Quiet).ok());
 }
 
 // A run that ends by `signal` after its first tensor; returns whether the signal ended it.

@@ -1,5 +1,5 @@
-// Rows of weights are bit for bit the formula's values times the factor, for every element of every
-// golden.
+// Rows of weights are bit for bit the formula's values, transformed and times the factor, for every
+// element of every golden.
 #include "client/tools/elements.h"
 
 #include <gtest/gtest.h>
@@ -18,14 +18,22 @@ namespace {
 
 int64_t WrongElements(const HostWeight& weight) {
   RowReader rows(&weight);
-  std::vector<float> got(weight.n);
-  int64_t wrong = 0;
+  std::vector<float> got(weight.n), values(weight.k * weight.n);
   for (int64_t i = 0; i < weight.k; ++i) {
     const int64_t row = weight.order.empty() ? i : weight.order[i];
+    for (int64_t col = 0; col < weight.n; ++col) {
+      values[row * weight.n + col] = WeightValue(weight, i, col);
+    }
+  }
+  for (int64_t i = 0; i < weight.k && weight.hadamard.size > 0; i += weight.hadamard.size) {
+    TransformBlock(weight.hadamard, &values[i * weight.n], weight.n);
+  }
+  int64_t wrong = 0;
+  for (int64_t row = 0; row < weight.k; ++row) {
     rows.Read(row, got.data());
     for (int64_t col = 0; col < weight.n; ++col) {
       const float factor = weight.factor.empty() ? 1.0f : weight.factor[row];
-      const float want = WeightValue(weight, i, col) * factor;
+      const float want = values[row * weight.n + col] * factor;
       wrong += std::bit_cast<uint32_t>(got[col]) != std::bit_cast<uint32_t>(want) ? 1 : 0;
     }
   }

@@ -51,7 +51,7 @@ TEST_F(FolderWriterTest, EveryTensorIsAligned) {
   EXPECT_FALSE(fs::exists(folder_.At("m")));
   ASSERT_TRUE(out->Commit().ok());
   EXPECT_FALSE(fs::exists(folder_.At("m.partial")));
-  const auto folder = OpenFolder(folder_.At("m"));
+  const auto folder = model::OpenModelFolder(folder_.At("m"));
   ASSERT_TRUE(folder.ok()) << folder.status();
   const auto tensors = Tensors::Open(*folder);  // the strict reader accepts it
   ASSERT_TRUE(tensors.ok()) << tensors.status();

@@ -36,6 +36,7 @@ const std::map<std::string, std::string>& Matrix() {
       {"awqd.v1.QuantizedInference/DequantizeStream", "infer"},
       {"awqd.v1.QuantizedInference/QuantizeKv", "infer"},
       {"awqd.v1.QuantizedInference/DequantizeKv", "infer"},
+      {"awqd.v1.QuantizedInference/ShareMemory", "infer"},
       {"awqd.v1.ModelRepository/ListModels", "read"},
       {"awqd.v1.ModelRepository/GetModel", "read"},
       {"awqd.v1.ModelRepository/LoadModel", "admin"},

@@ -3,22 +3,27 @@
 //
 // The works of a round are similar, so that most may merge: none, one or many tokens; ragged, empty
 // and all-to-one experts; with and without router weights, bias and activation function; every
-// output type; odd shapes; some of them cancelled or expired. On a batch-invariant device the bits
-// must be equal; on others the values are within the tolerance of a product.
+// output type; odd shapes; activations and results in memory of a device; some of them cancelled or
+// expired. On a batch-invariant device the bits must be equal; on others the values are within the
+// tolerance of a product.
 //
 // Environment: AWQD_TEST_DEVICE; AWQD_TEST_COMPOSITION_SECONDS for all cases together, default 20;
 // AWQD_TEST_COMPOSITION_SEED.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <future>
 #include <random>
+#include <type_traits>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
+#include "kernels/base/mutex.h"
 #include "kernels/kernels.h"
 #include "server/engine/engine.h"
 #include "server/engine/experts_work.h"
@@ -49,7 +54,8 @@ struct Answer {
 
 // A work that can be submitted repeatedly, and its scheme for messages.
 struct Request {
-  std::function<std::unique_ptr<Work>()> make;
+  // `on_device`: activations and result are in memory of a device, where the work takes that.
+  std::function<std::unique_ptr<Work>(bool on_device)> make;
   DType out_dtype = DType::kFp16;
   DType x_dtype = DType::kFp16;
   std::string text;
@@ -159,7 +165,8 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     return path == 0 ? Path::kFused : Path::kDequantize;
   }
   ActivationFunction AnyActivation() {
-    return AnyOf({ActivationFunction::kNone, ActivationFunction::kSilu, ActivationFunction::kGelu});
+    return AnyOf({ActivationFunction::kNone, ActivationFunction::kSilu, ActivationFunction::kGelu,
+                  ActivationFunction::kGeluTanh});
   }
   std::vector<float> Floats(int64_t count) {
     std::vector<float> out(count);
@@ -177,10 +184,14 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
                          work.path ? static_cast<int>(*work.path) : -1);
     const DType in = work.x_dtype, out = work.out_dtype;
     auto make = [this, work = std::make_shared<AnyWork>(std::move(work)),
-                 x = std::move(x)]() -> std::unique_ptr<Work> {
+                 x = std::move(x)](bool on_device) -> std::unique_ptr<Work> {
       auto copy = std::make_unique<AnyWork>(*work);
       copy->x = *together_->staging().Get(static_cast<int64_t>(x.size()));
       if (!x.empty()) std::memcpy(copy->x.data(), x.data(), x.size());
+      if (on_device && copy->accesses_devices()) {
+        if (!OneIn(4)) copy->x = OnDevice(copy->x.view());
+        SetOutput(copy.get());
+      }
       return copy;
     };
     return {std::move(make), out, in, std::move(text), {}};
@@ -222,7 +233,8 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   }
 
   template <typename Routed>
-  Request RoutedRequest(Routed work, std::string text, bool of_experts, int64_t experts) {
+  Request RoutedRequest(Routed work, std::string text, bool of_experts, int64_t experts,
+                        bool must_sum = false) {
     work.rows = Tokens();
     work.x_dtype = theme_x_;
     work.out_dtype = OneIn(6) ? Floating() : theme_out_;
@@ -231,13 +243,23 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     work.of_experts = of_experts;
     if (of_experts) {
       work.top_k = OneIn(6) ? 1 + Below(4) : theme_top_k_;
-      work.summed = OneIn(6) ? !theme_summed_ : theme_summed_;
+      work.summed = must_sum || (OneIn(6) ? !theme_summed_ : theme_summed_);
       const bool all_to_one = OneIn(4);
       const int64_t one = Below(experts), used = 1 + Below(experts);
       for (int64_t i = 0; i < work.rows * work.top_k; ++i) {
         work.ids.push_back(static_cast<int32_t>(all_to_one ? one : Below(used)));
       }
       if (work.summed) work.router_weights = Floats(work.rows * work.top_k);
+    }
+    if constexpr (std::is_same_v<Routed, GatedMlpWork>) {
+      if (theme_gate_) {
+        work.activation = *theme_gate_;
+        work.parameters = {
+            .limit = theme_limit_, .alpha = 1.7f, .beta = 4, .linear_beta = theme_limit_};
+      }
+      if (OneIn(8)) work.gate_up_bias = Floats(2 * experts * kI);
+      if (OneIn(8)) work.down_bias = Floats(experts * kN);
+      if (!work.shared_expert_gate.empty()) text += ", gated";
     }
     text += absl::StrCat(of_experts ? " of experts" : "", work.summed ? ", summed" : "", ", top ",
                          work.top_k);
@@ -251,7 +273,11 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     return RoutedRequest(std::move(work), "grouped product", true, kExperts);
   }
   Request Mlp() {
-    return RoutedRequest(GatedMlpWork(gate_, OneIn(6) ? gate_ : up_, down_), "mlp", true, kExperts);
+    const GatedMlpWork::Stacks experts = {gate_, OneIn(6) ? gate_ : up_, down_};
+    if (!theme_shared_) return RoutedRequest(GatedMlpWork(experts, {}), "mlp", true, kExperts);
+    GatedMlpWork work(experts, {dense_gate_, dense_up_, dense_down_});
+    if (OneIn(2)) work.shared_expert_gate = OneIn(2) ? Floats(kK) : std::vector<float>(kK, 0.1f);
+    return RoutedRequest(std::move(work), "mlp with a shared expert", true, kExperts, true);
   }
   // One weight each: as experts, or dense.
   Request DenseMlp() {
@@ -267,7 +293,11 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     work->rows = Below(kK - work->row_begin + 1);
     work->col_begin = Below(24);
     work->cols = Below(24 - work->col_begin + 1);
-    return {[work] { return std::make_unique<DequantizeWork>(*work); },
+    return {[this, work](bool on_device) {
+              auto copy = std::make_unique<DequantizeWork>(*work);
+              if (on_device && copy->accesses_devices()) SetOutput(copy.get());
+              return copy;
+            },
             work->out_dtype,
             work->out_dtype,
             "dequantize",
@@ -294,6 +324,13 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     theme_out_ = OneIn(2) ? theme_x_ : Floating();
     theme_activation_ = AnyActivation();
     theme_path_ = AnyPath();
+    theme_gate_.reset();
+    if (OneIn(2)) {
+      theme_gate_ = AnyOf(
+          {ActivationFunction::kSwigluOai, ActivationFunction::kSitu, ActivationFunction::kSilu});
+    }
+    theme_limit_ = OneIn(2) ? 2.0f : 7.0f;
+    theme_shared_ = OneIn(2);
     theme_quantization_ =
         AnyOf({ActivationQuantization::kNone, ActivationQuantization::kNone,
                ActivationQuantization::kPerToken, ActivationQuantization::kStatic});
@@ -305,16 +342,48 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     return out;
   }
 
+  // --- Memory of devices, as callers share it ---
+
+  // Bytes that begin at any element of a buffer of one of the devices.
+  Payload AllocateOnDevice(int64_t bytes) {
+    Device* const device = devices_[Below(static_cast<int64_t>(devices_.size()))].get();
+    const int64_t offset = OneIn(2) ? 0 : 4 * Below(64);
+    auto buffer = std::make_shared<Buffer>(*device->Allocate(MemoryKind::kDevice, offset + bytes));
+    char* const data = static_cast<char*>(buffer->data()) + offset;
+    return Payload(std::move(buffer), data, bytes, device);
+  }
+  Payload OnDevice(absl::string_view bytes) {
+    Payload out = AllocateOnDevice(static_cast<int64_t>(bytes.size()));
+    const Payload staged = *together_->staging().Get(out.size());
+    bytes.copy(staged.data(), bytes.size());
+    CopyAndWait({out.data(), staged.data(), out.size()});
+    return out;
+  }
+  void SetOutput(Work* work) { work->output = AllocateOnDevice(work->result_bytes()); }
+  void CopyAndWait(const CopyPiece& piece) {
+    MutexLock lock(&copy_mu_);
+    if (copies_ == nullptr) copies_ = *devices_[0]->CreateCopyStream();
+    const absl::Status copied = devices_[0]->CopyPieces({&piece, 1}, copies_->view());
+    EXPECT_TRUE(copied.ok() && copies_->Synchronize().ok()) << copied;
+  }
+  std::vector<uint8_t> Read(const Payload& bytes) {
+    if (bytes.device() == nullptr) return {bytes.view().begin(), bytes.view().end()};
+    const Payload host = *together_->staging().Get(bytes.size());
+    CopyAndWait({host.data(), bytes.data(), bytes.size()});
+    ++on_device_;
+    return {host.view().begin(), host.view().end()};
+  }
+
   // --- Running them ---
 
-  static std::future<Answer> Submit(Engine& engine, std::unique_ptr<Work> work,
-                                    const SubmitOptions& options, TaskHandle* handle = nullptr) {
+  std::future<Answer> Submit(Engine& engine, std::unique_ptr<Work> work,
+                             const SubmitOptions& options, TaskHandle* handle = nullptr) {
     auto promise = std::make_shared<std::promise<Answer>>();
-    auto submitted = engine.Submit(
-        std::move(work), options,
-        [promise](const absl::Status& status, const Payload& bytes, const ExecutionReport& report) {
-          promise->set_value({status, {bytes.view().begin(), bytes.view().end()}, report});
-        });
+    auto submitted = engine.Submit(std::move(work), options,
+                                   [this, promise](const absl::Status& status, const Payload& bytes,
+                                                   const ExecutionReport& report) {
+                                     promise->set_value({status, Read(bytes), report});
+                                   });
     if (!submitted.ok()) {
       promise->set_value({submitted.status(), {}, {}});
     } else if (handle != nullptr) {
@@ -344,7 +413,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   void RunRound() {
     std::vector<Request> requests = Round();
     for (Request& request : requests) {
-      request.alone = Submit(*alone_, request.make(), {}).get();
+      request.alone = Submit(*alone_, request.make(false), {}).get();
       ASSERT_TRUE(request.alone.status.ok()) << request.text << ": " << request.alone.status;
     }
     std::shuffle(requests.begin(), requests.end(), random_);
@@ -355,7 +424,8 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
       const bool expires = OneIn(12), cancelled = OneIn(12);
       if (expires) options.deadline = absl::Now() + absl::Microseconds(Below(2000));
       TaskHandle handle;
-      answers.push_back(Submit(*together_, request.make(), options, &handle));
+      const bool on_device = !GetParam().shared_memory && OneIn(3);
+      answers.push_back(Submit(*together_, request.make(on_device), options, &handle));
       must_come.push_back(!expires && !cancelled);
       if (cancelled) handle.Cancel();
     }
@@ -381,8 +451,11 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   const int64_t seed_ = FromEnvironment("AWQD_TEST_COMPOSITION_SEED", 42);
   std::mt19937_64 random_{static_cast<uint64_t>(seed_)};
   int64_t rounds_ = 0, answers_ = 0, merged_ = 0;
+  std::atomic<int64_t> on_device_{0};  // answers
   uint64_t weights_made_ = 0;
   std::vector<std::unique_ptr<Device>> devices_;
+  Mutex copy_mu_;
+  std::unique_ptr<Stream> copies_ ABSL_GUARDED_BY(copy_mu_);
   std::unique_ptr<Engine> alone_, together_;
   std::vector<std::shared_ptr<const model::PlacedWeight>> weights_;
   std::shared_ptr<const model::WeightStack> gate_, up_, down_, dense_gate_, dense_up_, dense_down_;
@@ -392,7 +465,9 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   ActivationQuantization theme_quantization_ = ActivationQuantization::kNone;
   std::optional<Path> theme_path_;
   int64_t theme_top_k_ = 1;
-  bool theme_summed_ = false;
+  bool theme_summed_ = false, theme_shared_ = false;
+  std::optional<ActivationFunction> theme_gate_;
+  float theme_limit_ = 2;
 };
 
 TEST_P(CompositionTest, EveryAnswerIsWhatItIsAlone) {
@@ -405,8 +480,10 @@ TEST_P(CompositionTest, EveryAnswerIsWhatItIsAlone) {
   } while (std::chrono::steady_clock::now() < until);
   RecordProperty("answers", static_cast<int>(answers_));
   RecordProperty("merged", static_cast<int>(merged_));
-  std::printf("%ld rounds, %ld answers, %ld of batches with others\n", rounds_, answers_, merged_);
+  std::printf("%ld rounds, %ld answers, %ld of batches with others, %ld in memory of devices\n",
+              rounds_, answers_, merged_, on_device_.load());
   EXPECT_GT(merged_, answers_ / 5) << "too few works merge for this to say anything";
+  EXPECT_EQ(on_device_ > 0, !GetParam().shared_memory);
 }
 
 INSTANTIATE_TEST_SUITE_P(Memory, CompositionTest,

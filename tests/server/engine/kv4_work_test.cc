@@ -133,7 +133,7 @@ TEST_P(Kv4WorkTest, StoreAnswersCodesScalesAndZeros) {
   EXPECT_EQ(answer.report.kernel, "cpu/kv4");
   EXPECT_EQ(answer.report.batch_tokens, kShape.tokens);
   EXPECT_EQ(device_->copies_to_device(), GetParam() ? 0 : 1);
-  EXPECT_EQ(device_->copies_to_host(), GetParam() ? 0 : 3);
+  EXPECT_EQ(device_->copies_to_host(), 0) << "small results are written in place";
 }
 
 TEST_P(Kv4WorkTest, LoadAnswersElements) {
@@ -153,6 +153,9 @@ TEST_P(Kv4WorkTest, MoreTokensThanALaneTakesRunInSteps) {
   const Kv4StoreWork work = StoreOf(*engine_);
   ExpectStored(SubmitTo(*engine_, work).get(), work);
   EXPECT_EQ(device_->copies_to_device(), GetParam() ? 0 : 3);
+  if (!GetParam()) {
+    EXPECT_GT(device_->copies_to_host(), 0) << "results that are not aligned";
+  }
   const Parts parts = Expected(kShape);
   const Answer answer = SubmitTo(*engine_, LoadOf(*engine_, parts)).get();
   ASSERT_TRUE(answer.status.ok()) << answer.status;

@@ -23,7 +23,7 @@ TEST_P(LocalEngineMemoryTest, ALoneRequestIsNotCopiedByTheHost) {
 // A batch needs one copy to the device for each large request and one for each run of small ones.
 // Its result needs one copy, of which each answer is a slice.
 TEST_P(LocalEngineMemoryTest, ABatchIsGatheredOnceAndFetchedOnce) {
-  constexpr int64_t kLarge = 300;  // tokens; 75 KiB
+  constexpr int64_t kLarge = 700;  // tokens; 175 KiB, and a result that is copied
   EngineOptions options;
   options.batching.max_queue_delay = absl::Minutes(1);  // the last one fills the batch
   options.batching.max_batch_tokens = 3 + kLarge + 2;
@@ -50,6 +50,109 @@ TEST_P(LocalEngineMemoryTest, ABatchIsGatheredOnceAndFetchedOnce) {
     EXPECT_EQ(device_->copies_to_host(), 1);
   }
 }
+
+// Kernels write a small result straight to staging memory; a large one is copied there.
+TEST_P(LocalEngineMemoryTest, ALargeResultIsCopied) {
+  Start();
+  const std::vector<float> few = RandomRows(1), many = RandomRows((64 << 10) / (kN * 4) + 1);
+  ExpectProduct(Submit(Product(few)).get(), few, canonical_.bias);
+  EXPECT_EQ(device_->copies_to_host(), 0);
+  ExpectProduct(Submit(Product(many)).get(), many, canonical_.bias);
+  EXPECT_EQ(device_->copies_to_host(), GetParam() ? 0 : 1);
+}
+
+// Memory of a device that a caller shares, which the host sees here as well.
+class LocalEngineDeviceMemoryTest : public LocalEngineMemoryTest {
+ protected:
+  // `bytes` from byte `offset` of a buffer on, with a guard on either side.
+  Payload Shared(int64_t bytes, int64_t offset) {
+    auto buffer =
+        std::make_shared<Buffer>(*device_->Allocate(MemoryKind::kDevice, bytes + 2 * kGuard));
+    char* const data = static_cast<char*>(buffer->data());
+    std::memset(data, 0x5a, bytes + 2 * kGuard);
+    return Payload(std::move(buffer), data + offset, bytes, device_.get());
+  }
+  MatmulWork SharedProduct(const std::vector<float>& x, int64_t offset) {
+    MatmulWork work = Product(x);
+    const Payload host = work.x;
+    work.x = Shared(host.size(), offset);
+    std::memcpy(work.x.data(), host.data(), host.size());
+    work.output = Shared(work.result_bytes(), offset);
+    return work;
+  }
+  static void ExpectUntouchedAround(const Payload& output) {
+    for (int64_t i = 1; i <= 64; ++i) {
+      ASSERT_EQ(output.data()[-i], 0x5a) << i << " before";
+      ASSERT_EQ(output.data()[output.size() + i - 1], 0x5a) << i << " behind";
+    }
+  }
+  static constexpr int64_t kGuard = 512;  // aligned as kernels want it
+};
+
+// Kernels read and write aligned memory in place; other memory is copied on the device.
+TEST_P(LocalEngineDeviceMemoryTest, ALoneProductIsNotCopiedByWayOfTheHost) {
+  Start();
+  for (const int64_t offset : {kGuard, kGuard + 8}) {
+    for (const int64_t tokens : {1, 900}) {
+      const std::vector<float> x = RandomRows(tokens);
+      MatmulWork work = SharedProduct(x, offset);
+      const Payload output = work.output;
+      const int64_t copies = device_->copies_of_pieces();
+      const Answer answer = Submit(std::move(work)).get();
+      ExpectProduct(answer, x, canonical_.bias);
+      EXPECT_EQ(answer.bytes.data(), output.data());
+      EXPECT_EQ(answer.bytes.device(), device_.get());
+      ExpectUntouchedAround(output);
+      EXPECT_EQ(device_->copies_of_pieces() - copies, offset == kGuard ? 0 : 2);
+    }
+  }
+  EXPECT_EQ(device_->copies_to_device(), 0);
+  EXPECT_EQ(device_->copies_to_host(), 0);
+  EXPECT_EQ(engine_->staging().stats().copied_bytes, 0);
+}
+
+// Each caller of a batch has its rows where it wants them.
+TEST_P(LocalEngineDeviceMemoryTest, ABatchTakesFromAndGivesToEachCallersMemory) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Minutes(1);  // the last one fills the batch
+  options.batching.max_batch_tokens = 1 + 2 + 700 + 3 + 1;
+  Start(options);
+  std::vector<std::vector<float>> rows;
+  std::vector<Payload> outputs;
+  std::vector<std::future<Answer>> answers;
+  for (const int64_t tokens : {1, 2, 700, 3, 1}) {
+    rows.push_back(RandomRows(tokens));
+    const bool shared = tokens != 2;
+    MatmulWork work =
+        shared ? SharedProduct(rows.back(), kGuard + tokens % 16) : Product(rows.back());
+    outputs.push_back(work.output);
+    answers.push_back(Submit(std::move(work)));
+  }
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const Answer answer = answers[i].get();
+    ExpectProduct(answer, rows[i], canonical_.bias);
+    EXPECT_EQ(answer.report.batch_requests, 5);
+    EXPECT_EQ(answer.bytes.device(), outputs[i].device());
+    if (outputs[i].device() != nullptr) {
+      EXPECT_EQ(answer.bytes.data(), outputs[i].data());
+      ExpectUntouchedAround(outputs[i]);
+    }
+  }
+  EXPECT_EQ(engine_->staging().stats().copied_bytes, 2 * kK * 4) << "of the one in staging memory";
+}
+
+TEST_P(LocalEngineDeviceMemoryTest, AFailureGivesNothing) {
+  Start();
+  MatmulWork work = SharedProduct(RandomRows(2), kGuard);
+  const Payload output = work.output;
+  device_->Break();
+  const Answer answer = Submit(std::move(work)).get();
+  EXPECT_FALSE(answer.status.ok());
+  EXPECT_EQ(answer.bytes.data(), nullptr);
+  EXPECT_EQ(output.data()[0], 0x5a);
+}
+
+INSTANTIATE_TEST_SUITE_P(OfItsOwn, LocalEngineDeviceMemoryTest, ::testing::Values(false));
 
 TEST_P(LocalEngineMemoryTest, PayloadsAndResultsReuseTheirBuffers) {
   Start();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "kernels/base/mutex.h"
+#include "kernels/exact.h"
 #include "tests/server/engine/local_engine_on_cpu.h"
 #include "tests/testing/find_kernel.h"
 
@@ -333,6 +334,44 @@ TEST_P(LocalEngineTest, DequantizesABlock) {
     EXPECT_EQ(got, FloatToHalf(value)) << row << ", " << col;
   }
   EXPECT_EQ(answer.report.batch_requests, 1);
+}
+
+// Blocks of a transform that are decoded several at a time, and those so long that only some
+// columns are.
+TEST_P(LocalEngineTest, DequantizesATransformedBlock) {
+  Start();
+  for (const int64_t size : {8, 16384}) {
+    HostWeight w;
+    w.k = 2 * size;
+    w.n = 75;
+    w.scheme = Symmetric(8, 0);
+    w.codes.resize(w.k * w.n);
+    for (uint8_t& code : w.codes) code = random_();
+    for (int64_t i = 0; i < w.n; ++i) w.scales.insert(w.scales.end(), {0x00, 0x2c});  // 1 / 16
+    for (int64_t i = 0; i < w.k; ++i) w.factor.push_back(static_cast<float>(1 + i % 3));
+    w.hadamard = {size, 1 / std::sqrt(static_cast<float>(size))};
+    std::vector<float> whole(w.k * w.n);
+    for (int64_t i = 0; i < w.k * w.n; ++i) whole[i] = WeightValue(w, i / w.n, i % w.n);
+    for (int64_t k = 0; k < w.k; k += size) TransformBlock(w.hadamard, &whole[k * w.n], w.n);
+    const auto prepared = PrepareWeight(w, device_->inner());
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    DequantizeWork work;
+    work.weight = model::MakeWhole(*prepared);
+    work.out_dtype = DType::kFp32;
+    work.row_begin = size - 3;
+    work.rows = 7;
+    work.col_begin = 1;
+    work.cols = 70;
+    const Answer answer = Submit(work).get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    ASSERT_EQ(answer.bytes.size(), 7 * 70 * 4);
+    for (int64_t i = 0; i < 7 * 70; ++i) {
+      const int64_t row = work.row_begin + i / 70, col = 1 + i % 70;
+      float got;
+      std::memcpy(&got, answer.bytes.data() + i * 4, 4);
+      EXPECT_EQ(got, whole[row * w.n + col] * w.factor[row]) << size << " " << row << " " << col;
+    }
+  }
 }
 
 TEST_P(LocalEngineTest, ABrokenDeviceIsRefusedAtTheDoor) {

@@ -120,6 +120,63 @@ TEST_P(SharedExpertsTest, ABiasOfTheRequestGoesWithItsExperts) {
   EXPECT_TRUE(answer.bytes == expected.bytes);
 }
 
+// Biases of the request, constants of the activation function, and a shared expert, which is whole
+// on every device where experts are spread.
+TEST_P(SharedExpertsTest, SharedExpertsAndBiasesGoToTheirDevices) {
+  constexpr int64_t kExperts = 5, kMiddle = 420;
+  const Mixture mixture = RandomMixture({.experts = kExperts, .middle = kMiddle});
+  const Mixture alone = RandomMixture({.experts = 1, .middle = 400});
+  const auto floats = [](int64_t count, float factor) {
+    std::vector<float> out;
+    for (int64_t i = 0; i < count; ++i) out.push_back(factor * static_cast<float>(i % 97 - 48));
+    return out;
+  };
+  for (bool biased : {false, true}) {
+    for (bool gated : {false, true}) {
+      for (int64_t rows : {0, 1, 7}) {
+        const Choices choices = RandomChoices({rows, 3, kExperts, 64, true, 8});
+        const auto run = [&](Machine& on, const PlacedMixture& experts,
+                             const PlacedMixture& shared) {
+          GatedMlpWork work({experts.gate, experts.up, experts.down},
+                            {shared.gate, shared.up, shared.down});
+          work = Fill(on, choices, std::move(work));
+          work.activation = ActivationFunction::kSwigluOai;
+          work.parameters = {.limit = 2, .alpha = 1.5f};
+          if (biased) work.gate_up_bias = floats(2 * kExperts * kMiddle, 0.01f);
+          if (biased) work.down_bias = floats(kExperts * 40, 0.02f);
+          if (gated) work.shared_expert_gate = floats(64, 0.003f);
+          return on.Run(std::move(work));
+        };
+        const Answer expected =
+            run(machine(1), Placed(machine(1), mixture, false), Placed(machine(1), alone, false));
+        ASSERT_TRUE(expected.status.ok()) << expected.status;
+        for (size_t devices : {2, 3}) {
+          SCOPED_TRACE(absl::StrCat(devices, " devices, ", rows, " tokens", biased ? ", bias" : "",
+                                    gated ? ", gated" : ""));
+          Machine& on = machine(devices);
+          const Answer spread = run(on, Spread(on, mixture), Placed(on, alone, false));
+          ASSERT_TRUE(spread.status.ok()) << spread.status;
+          EXPECT_TRUE(spread.bytes == expected.bytes);
+          ExpectNear(run(on, Placed(on, mixture, true), Placed(on, alone, true)), expected,
+                     choices.dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SharedExpertsTest, ASharedExpertElsewhereIsRefused) {
+  const Mixture mixture = RandomMixture({.experts = 2, .middle = 420});
+  const Mixture narrow = RandomMixture({.experts = 1, .middle = 128});  // not cut in the middle
+  const Choices choices = RandomChoices({2, 1, 2, 64, true, 1});
+  Machine& on = machine(2);
+  const PlacedMixture cut = Placed(on, mixture, true), shared = Placed(on, narrow, true);
+  GatedMlpWork work({cut.gate, cut.up, cut.down}, {shared.gate, shared.up, shared.down});
+  const Answer answer = on.Run(Fill(on, choices, std::move(work)));
+  EXPECT_FALSE(answer.status.ok());
+  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("GatedMlp: got "));
+}
+
 // More choices than a batch may have, so each device runs them in steps.
 TEST_P(SharedExpertsTest, ALargeOneRunsInSteps) {
   EngineOptions options;

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 
+#include "kernels/backends.h"
+#include "kernels/device.h"
 #include "kernels/registry.h"
 
 namespace awqd::engine {
@@ -18,17 +21,29 @@ DeviceWeight Weight(const KernelRow& first, int64_t border, const KernelRow& sec
 }
 
 const KernelRow kPlain = {.name = "test/plain", .op = Op::kMatmul};
-const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .replaces_dense = true};
+const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .dense_from = NeverDense};
+const KernelRow kMeasured = {
+    .name = "test/measured",
+    .op = Op::kMatmul,
+    .dense_from = [](const WeightShape& shape, const DeviceInfo&) -> int64_t { return shape.k; }};
 
-TEST(ThresholdTableTest, ACountIsForEveryWeight) {
-  const ThresholdTable table(64, nullptr);
+class ThresholdTableTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<Device> device_ = OpenCpuDevice();
+};
+
+TEST_F(ThresholdTableTest, ACountIsForEveryWeight) {
+  const ThresholdTable table(64, device_.get());
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kWinner)), 64);
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kPlain)), 64);
 }
 
-TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelReplacesDense) {
-  const ThresholdTable table(ThresholdTable::kByKernel, nullptr);
+TEST_F(ThresholdTableTest, ByKernelIsWhatWasMeasuredOfTheKernel) {
+  const ThresholdTable table(ThresholdTable::kByKernel, device_.get());
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kWinner)), ThresholdTable::kNever);
+  DeviceWeight measured = Weight(kPlain, 17, kMeasured);
+  measured.shape.k = 3072;
+  EXPECT_EQ(table.FindThreshold(measured), 3072);
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kPlain)), ThresholdTable::kDefault);
   // It must serve every count that would be decoded first.
   EXPECT_EQ(table.FindThreshold(Weight(kPlain, 257, kWinner)), ThresholdTable::kDefault);

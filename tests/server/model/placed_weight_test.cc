@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/rendezvous.h"
@@ -126,7 +127,26 @@ TEST(TakeRowsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
   }
 }
 
-TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
+TEST(TakeRowsTest, BlocksOfVectorCodesStayWhole) {
+  const HostWeight whole =
+      RandomWeight({.k = 768, .n = 24, .scheme = ParseScheme("iq2_s*c").value(), .bias = true});
+  const auto expect_part = [&](const HostWeight& part, int64_t row, int64_t col) {
+    ASSERT_TRUE(Validate(part).ok()) << Validate(part);
+    for (int64_t i = 0; i < part.k * part.n; ++i) {
+      const int64_t k = i / part.n, n = i % part.n;
+      ASSERT_EQ(WeightValue(part, k, n), WeightValue(whole, row + k, col + n));
+    }
+  };
+  expect_part(CopyColumns(whole, {8, 24}), 0, 8);
+  expect_part(CopyRows(whole, {256, 768}), 256, 0);
+  EXPECT_TRUE(CanPartitionRows(whole, {{0, 512}, {512, 768}}));
+  EXPECT_FALSE(CanPartitionRows(whole, {{0, 384}, {384, 768}}));
+  const HostWeight block =
+      RandomWeight({.k = 256, .n = 24, .scheme = ParseScheme("iq2_s").value()});
+  EXPECT_FALSE(CanPartitionRows(block, {{0, 128}, {128, 256}})) << "though it is one group";
+}
+
+TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderAFactorOrATransform) {
   const auto can = [](const WeightSpec& spec) {
     return CanPartitionRows(RandomWeight(spec), SplitMlp(spec.k, 2));
   };
@@ -136,6 +156,8 @@ TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
   EXPECT_FALSE(can({.k = 512, .scheme = Asymmetric(4, 96)}));
   EXPECT_FALSE(can({.k = 512, .order = true}));
   EXPECT_FALSE(can({.k = 512, .factor = true}));
+  EXPECT_FALSE(can({.k = 512, .hadamard = 32}));
+  EXPECT_EQ(CopyColumns(RandomWeight({.k = 512, .hadamard = 32}), {8, 16}).hadamard.size, 32);
 }
 
 TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {

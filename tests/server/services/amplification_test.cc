@@ -13,6 +13,7 @@
 #include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/shared_object.h"
+#include "tests/testing/wrapped_device.h"
 #include "xds/service/orca/v3/orca.pb.h"
 
 // Defined where a sanitizer brings its own allocator.
@@ -53,6 +54,7 @@ class AmplificationTest : public OipTest {
     options->stream_in_flight = 64;
     options->orca = true;
     options->shared_memory = {.prefixes = {prefix_}, .max_open = 4};
+    options->sharing_devices = {&gpu_};
   }
   // Writes a model of 900 weights with long paths, and folders that cannot be loaded, each with a
   // reason.
@@ -211,6 +213,11 @@ class AmplificationTest : public OipTest {
     region.set_name("r");
     region.set_key("/" + object_.name());
     region.set_byte_size(16);
+    v1::ShareMemoryRequest share;  // one call has the region, the others are refused
+    share.set_region(std::string(128, 'r'));
+    share.set_device(gpu_.info().id);
+    share.set_cuda_ipc_memory(testing::WrappedDevice::Export(prefix_.data(), 8));
+    share.set_size(8);
     inference::SystemSharedMemoryUnregisterRequest no_region;
     no_region.set_name("none");
     grpc::reflection::v1::ServerReflectionRequest symbol;
@@ -225,6 +232,7 @@ class AmplificationTest : public OipTest {
         {api + "GatedMlp", {{{Bytes(mlp)}, true}}},
         {api + "QuantizeKv", {{{Bytes(quantize_kv)}}}},
         {api + "DequantizeKv", {{{Bytes(dequantize_kv)}}}},
+        {api + "ShareMemory", {{{Bytes(share)}}}},
         {repository + "ListModels", {{{""}}}},
         {repository + "GetModel", {{{Bytes(page)}}}},
         {repository + "LoadModel", {{{Bytes(load)}}}},
@@ -260,6 +268,7 @@ class AmplificationTest : public OipTest {
 
   const std::string prefix_ = "awqd-amplify-" + std::to_string(getpid()) + "-";
   SharedObject object_{prefix_ + "object", std::string(4096, 'o')};
+  testing::WrappedDevice gpu_{*OpenDevice("cpu", {}), /*host_addressable=*/false};
 };
 
 TEST_F(AmplificationTest, EveryMethodHoldsWhatIsCountedAndAConstantForEachCall) {

@@ -391,7 +391,9 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   int integers = 0, quantized = 0;
   for (const v1::KernelInfo& kernel : info.kernels()) {
     EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
-    EXPECT_THAT(kernel.zeros(), testing::Contains("stored")) << kernel.name();
+    const bool vectors = kernel.bits().empty();
+    EXPECT_THAT(kernel.zeros(), testing::Contains(vectors ? "constant" : "stored"))
+        << kernel.name();
     if (kernel.name() == "cpu/qmatmul_a8_scaled") {
       EXPECT_THAT(kernel.zeros(), testing::Contains("offset"));
     }
@@ -403,6 +405,9 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
       ++integers;
       EXPECT_THAT(kernel.scales(), testing::IsEmpty()) << kernel.name();
       EXPECT_THAT(kernel.outputs(), testing::ElementsAre("INT32")) << kernel.name();
+    } else if (vectors) {
+      EXPECT_THAT(kernel.scales(), testing::IsEmpty()) << kernel.name();
+      EXPECT_TRUE(kernel.available()) << kernel.reason();
     } else {
       EXPECT_THAT(kernel.scales(), testing::Contains("FP16")) << kernel.name();
     }

@@ -1,6 +1,6 @@
 // Every rule about shared memory: the names and objects that are allowed, clients that change an
 // object in use, and the error texts.
-#include "server/services/shared_memory.h"
+#include "server/services/memory/shared_memory.h"
 
 #include <fcntl.h>
 #include <sched.h>

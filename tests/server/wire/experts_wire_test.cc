@@ -2,6 +2,7 @@
 #include "server/wire/experts_wire.h"
 
 #include <functional>
+#include <limits>
 #include <map>
 
 #include "gmock/gmock.h"
@@ -103,6 +104,7 @@ TEST(GroupedMatmul, NamesTheBadField) {
             "router_weights.dtype");
   EXPECT_EQ(field([](R* r) { *r->mutable_bias() = RawTensor(v1::FP32, {16}, 64); }), "bias.shape");
   EXPECT_EQ(field([](R* r) { r->set_output_dtype(v1::INT32); }), "output_dtype");
+  EXPECT_EQ(field([](R* r) { r->set_activation_function(v1::SITU); }), "activation_function");
   EXPECT_EQ(field([](R* r) { r->set_path(static_cast<v1::Path>(9)); }), "path");
   EXPECT_EQ(field([](R* r) { r->set_request_id(std::string(257, 'x')); }), "request_id");
 }
@@ -222,6 +224,199 @@ TEST(GatedMlp, BecomesAWorkWithAndWithoutExperts) {
   EXPECT_TRUE(dense_job->work.ids.empty());
 }
 
+GateParameters ParametersOf(v1::ActivationFunction function,
+                            const std::function<void(v1::ActivationParameters*)>& set) {
+  auto request = GoodMlp();
+  request.set_activation_function(function);
+  set(request.mutable_activation_parameters());
+  EXPECT_TRUE(CheckRequest(request).ok());
+  const auto job =
+      BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true}, kLimit);
+  EXPECT_TRUE(job.ok()) << job.status();
+  return job->work.parameters;
+}
+
+TEST(GatedMlp, ConstantsHaveTheDefaultsOfTheFunction) {
+  const auto none = [](auto*) {};
+  EXPECT_EQ(ParametersOf(v1::SILU, none), GateParameters());
+  EXPECT_EQ(ParametersOf(v1::SWIGLU_OAI, none), (GateParameters{.limit = 7, .alpha = 1.702f}));
+  EXPECT_EQ(ParametersOf(v1::SITU, none), (GateParameters{.beta = 4, .linear_beta = 25}));
+  EXPECT_EQ(ParametersOf(v1::GELU_TANH, [](auto* p) { p->set_limit(10); }).limit, 10);
+  EXPECT_EQ(ParametersOf(v1::SWIGLU_OAI, [](auto* p) { p->set_alpha(1.5f); }),
+            (GateParameters{.limit = 7, .alpha = 1.5f}));
+  EXPECT_EQ(ParametersOf(v1::SITU, [](auto* p) { p->set_linear_beta(0); }),
+            (GateParameters{.beta = 4}));
+}
+
+TEST(GatedMlp, RefusesConstantsThatTheFunctionHasNot) {
+  const auto refused = [](v1::ActivationFunction function,
+                          const std::function<void(v1::ActivationParameters*)>& set) {
+    return std::string(SpoiltMlp([&](auto* r, auto*) {
+                         r->set_activation_function(function);
+                         set(r->mutable_activation_parameters());
+                       }).message());
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(refused(v1::SILU, [](auto* p) { p->set_alpha(1); }),
+            "activation_parameters.alpha: got 1, expected none: SILU has no such constant");
+  EXPECT_THAT(refused(v1::SWIGLU_OAI, [](auto* p) { p->set_beta(1); }), HasSubstr("beta: got 1"));
+  EXPECT_THAT(refused(v1::SITU, [](auto* p) { p->set_limit(1); }), HasSubstr("limit: got 1"));
+  EXPECT_THAT(refused(v1::SILU, [](auto* p) { p->set_limit(0); }),
+              HasSubstr("limit: got 0, expected a finite number above 0"));
+  EXPECT_THAT(refused(v1::SILU, [&](auto* p) { p->set_limit(infinity); }), HasSubstr("got inf"));
+  EXPECT_THAT(refused(v1::SITU, [](auto* p) { p->set_linear_beta(-1); }),
+              HasSubstr("linear_beta: got -1, expected a finite number of at least 0"));
+}
+
+// Three tokens, four experts.
+v1::Router GoodRouter() {
+  v1::Router out;
+  v1::Tensor& logits = *out.mutable_logits();
+  logits.set_dtype(v1::FP32);
+  for (int64_t dim : {3, kExperts}) logits.add_shape(dim);
+  for (float value : {0, 3, 1, 2, 9, 8, 7, 6, 1, 1, 1, 2}) {
+    logits.mutable_floats()->add_values(value);
+  }
+  out.set_top_k(2);
+  return out;
+}
+
+TEST(Router, ChoosesExpertsAndSumsTheirRows) {
+  auto request = GoodGrouped();
+  request.clear_expert_ids();
+  request.clear_router_weights();
+  *request.mutable_router() = GoodRouter();
+  request.mutable_router()->set_scoring(v1::SIGMOID);
+  request.mutable_router()->set_norm_topk_prob(true);
+  request.mutable_router()->set_routed_scaling_factor(2);
+  ASSERT_TRUE(CheckRequest(request).ok()) << CheckRequest(request);
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(job->work.ids, ElementsAre(1, 3, 0, 1, 3, 0));
+  EXPECT_TRUE(job->work.of_experts && job->work.summed);
+  ASSERT_EQ(job->work.router_weights.size(), 6u);
+  for (int token : {0, 1, 2}) {
+    EXPECT_NEAR(job->work.router_weights[2 * token] + job->work.router_weights[2 * token + 1], 2,
+                1e-6);
+  }
+  EXPECT_THAT(job->answer.shape, ElementsAre(3, 16));
+}
+
+TEST(Router, NamesTheBadField) {
+  using R = v1::Router;
+  const auto refused = [](const std::function<void(R*)>& spoil) {
+    return std::string(Spoilt([&](auto* r) {
+                         r->clear_expert_ids();
+                         r->clear_router_weights();
+                         *r->mutable_router() = GoodRouter();
+                         spoil(r->mutable_router());
+                       }).message());
+  };
+  EXPECT_EQ(refused([](R* r) { r->clear_logits(); }),
+            "router.logits: got nothing, expected a tensor of shape [..., experts]");
+  EXPECT_THAT(refused([](R* r) { r->mutable_logits()->set_dtype(v1::INT32); }),
+              HasSubstr("router.logits.dtype"));
+  EXPECT_THAT(refused([](R* r) { *r->mutable_logits() = RawTensor(v1::FP32, {4}, 16); }),
+              HasSubstr("router.logits.shape: got [4], expected [3] and experts"));
+  EXPECT_THAT(refused([](R* r) {
+                *r->mutable_logits() = RawTensor(v1::FP32, {3, 5}, 60);
+              }),
+              HasSubstr("router.logits.shape: got [3, 5], expected [3, 4]: there are 4 experts"));
+  EXPECT_THAT(refused([](R* r) { *r->mutable_correction_bias() = RawTensor(v1::FP32, {3}, 12); }),
+              HasSubstr("router.correction_bias.shape: got [3], expected [4]"));
+  EXPECT_THAT(refused([](R* r) { r->set_top_k(0); }),
+              HasSubstr("router.top_k: got 0, expected 1 to 4"));
+  EXPECT_THAT(refused([](R* r) { r->set_top_k(5); }), HasSubstr("router.top_k: got 5"));
+  EXPECT_THAT(refused([](R* r) { r->set_scoring(static_cast<v1::RouterScoring>(9)); }),
+              HasSubstr("router.scoring"));
+  EXPECT_THAT(refused([](R* r) { r->set_topk_group(1); }),
+              HasSubstr("router.n_group: got 0, expected 1 to 4"));
+  EXPECT_THAT(refused([](R* r) {
+                r->set_n_group(3);
+                r->set_topk_group(1);
+              }),
+              HasSubstr("router.n_group: got 3, expected a divisor of 4"));
+  EXPECT_THAT(refused([](R* r) {
+                r->set_n_group(2);
+                r->set_topk_group(3);
+              }),
+              HasSubstr("router.topk_group: got 3, expected 1 to 2"));
+  EXPECT_THAT(refused([](R* r) {
+                r->set_n_group(4);
+                r->set_topk_group(1);
+              }),
+              HasSubstr("router.top_k: got 2, expected 1 to 1"));
+  EXPECT_THAT(
+      refused([](R* r) { r->set_routed_scaling_factor(std::numeric_limits<float>::infinity()); }),
+      HasSubstr("router.routed_scaling_factor: got inf"));
+  EXPECT_EQ(FieldOf(Spoilt([](auto* r) { *r->mutable_router() = GoodRouter(); })), "expert_ids");
+  EXPECT_EQ(FieldOf(SpoiltMlp([](auto* r, auto* stacks) {
+              r->clear_expert_ids();
+              r->clear_router_weights();
+              *r->mutable_router() = GoodRouter();
+              *stacks = {Stack(128, 48, 1), Stack(128, 48, 1), Stack(48, 16, 1), false};
+            })),
+            "router");
+}
+
+TEST(GatedMlp, BiasesAndASharedExpertOfTheRequest) {
+  auto request = GoodMlp();
+  *request.mutable_gate_bias() = RawTensor(v1::FP16, {kExperts, 48}, kExperts * 48 * 2);
+  *request.mutable_up_bias() = RawTensor(v1::BF16, {kExperts, 48}, kExperts * 48 * 2);
+  *request.mutable_down_bias() = RawTensor(v1::FP32, {kExperts, 16}, kExperts * 16 * 4);
+  *request.mutable_shared_expert_gate() = RawTensor(v1::FP16, {128}, 256);
+  request.mutable_mlp()->set_shared_expert("shared");
+  ASSERT_TRUE(CheckRequest(request).ok()) << CheckRequest(request);
+  const auto job = BuildGatedMlp(&request,
+                                 {Stack(128, 48),
+                                  Stack(128, 48),
+                                  Stack(48, 16),
+                                  true,
+                                  {Stack(128, 32, 1), Stack(128, 32, 1), Stack(32, 16, 1)}},
+                                 kLimit);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.gate_up_bias.size(), 2u * kExperts * 48);
+  EXPECT_EQ(job->work.down_bias.size(), kExperts * 16u);
+  EXPECT_EQ(job->work.shared_expert_gate.size(), 128u);
+  EXPECT_EQ(job->work.weights().size(), 6u);
+}
+
+TEST(GatedMlp, NamesTheBadBiasAndSharedExpert) {
+  using R = v1::GatedMlpRequest;
+  const auto field = [](const std::function<void(R*, MlpStacks*)>& spoil) {
+    return FieldOf(SpoiltMlp(spoil));
+  };
+  EXPECT_EQ(field([](R* r, auto*) { *r->mutable_gate_bias() = RawTensor(v1::FP32, {48}, 192); }),
+            "up_bias");
+  EXPECT_EQ(field([](R* r, auto*) {
+              *r->mutable_gate_bias() = *r->mutable_up_bias() = RawTensor(v1::FP32, {48}, 192);
+            }),
+            "gate_bias.shape");
+  EXPECT_EQ(field([](R* r, auto*) { *r->mutable_down_bias() = RawTensor(v1::FP32, {16}, 64); }),
+            "down_bias.shape");
+  EXPECT_EQ(field([](R* r, auto*) { r->mutable_mlp()->set_shared_expert(std::string(1025, 'x')); }),
+            "mlp.shared_expert");
+  EXPECT_EQ(field([](R* r, auto*) {
+              r->mutable_mlp()->set_shared_expert("shared");
+              r->clear_router_weights();
+            }),
+            "mlp.shared_expert");
+  EXPECT_EQ(field([](R* r, auto*) {
+              *r->mutable_shared_expert_gate() = RawTensor(v1::FP16, {128}, 256);
+            }),
+            "shared_expert_gate");
+  const auto with_shared = [&](int64_t k, int64_t n) {
+    return field([=](R* r, auto* stacks) {
+      r->mutable_mlp()->set_shared_expert("shared");
+      *r->mutable_shared_expert_gate() = RawTensor(v1::FP16, {64}, 128);
+      stacks->shared = {Stack(k, 32, 1), Stack(k, 32, 1), Stack(32, n, 1)};
+    });
+  };
+  EXPECT_EQ(with_shared(64, 16), "mlp.shared_expert.gate");
+  EXPECT_EQ(with_shared(128, 8), "mlp.shared_expert.down");
+  EXPECT_EQ(with_shared(128, 16), "shared_expert_gate.shape");
+}
+
 TEST(PackedStack, CountsAllItsWeightsAndNamesTheBadOne) {
   v1::PackedStack packed;
   EXPECT_EQ(FieldOf(CheckPacked(packed, kLimit)), "packed.experts");
@@ -251,6 +446,13 @@ TEST(PackedGatedMlp, ItsThreeStacksShareTheLimit) {
   const int64_t each = 128 * 2 * 4 + 8 + 32;
   EXPECT_TRUE(CheckPacked(packed, 3 * each).ok());
   EXPECT_EQ(FieldOf(CheckPacked(packed, 3 * each - 1)), "packed.down.experts[0]");
+  v1::PackedGatedMlp with_shared = packed;
+  *with_shared.mutable_shared_expert() = packed;
+  EXPECT_TRUE(CheckPacked(with_shared, 6 * each).ok());
+  EXPECT_EQ(FieldOf(CheckPacked(with_shared, 6 * each - 1)),
+            "packed.shared_expert.down.experts[0]");
+  with_shared.mutable_shared_expert()->mutable_shared_expert();
+  EXPECT_EQ(FieldOf(CheckPacked(with_shared, 6 * each)), "packed.shared_expert.shared_expert");
 }
 
 }  // namespace

@@ -143,6 +143,22 @@ TEST(MatmulWire, FieldsAreCountedAndPackedValuesAreNot) {
   EXPECT_TRUE(Parses(request.SerializeAsString()));
 }
 
+// PackedGatedMlp may hold another one.
+TEST(MatmulWire, MessagesInEachOtherAreBounded) {
+  const auto passes = [](int levels) {
+    v1::GatedMlpRequest request;
+    v1::PackedGatedMlp* mlp = request.mutable_packed();
+    for (int level = 1; level < levels; ++level) mlp = mlp->mutable_shared_expert();
+    const std::string bytes = request.SerializeAsString();
+    const absl::string_view piece = bytes;
+    return ScanFields({&piece, 1}, *request.GetDescriptor()).passes;
+  };
+  EXPECT_TRUE(passes(2));
+  EXPECT_TRUE(passes(kMaxDepth));
+  EXPECT_FALSE(passes(kMaxDepth + 1));
+  EXPECT_FALSE(passes(2000));
+}
+
 TEST(MatmulWire, DimensionsCountAsFieldsAndAreNotRead) {
   const auto shape = [](const std::string& dims) { return Activations(Bytes(2, dims)); };
   EXPECT_TRUE(Parses(shape(std::string(9, '\x01')))) << "the check of tensors has the better words";

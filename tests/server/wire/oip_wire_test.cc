@@ -141,7 +141,7 @@ TEST(OipWire, AnInputInSharedMemoryTakesNoRawEntry) {
   EXPECT_EQ(decoded.message.request.bias().raw(), "biasbias");
   EXPECT_FALSE(decoded.message.cut.has_value());
   const v1::SharedMemory& shared = decoded.message.request.activations().shared_memory();
-  EXPECT_EQ(shared.name(), "r");
+  EXPECT_EQ(shared.region(), "r");
   EXPECT_EQ(shared.offset(), 64);
   EXPECT_EQ(shared.size(), 16);
 }
@@ -216,11 +216,61 @@ TEST(OipWire, ParametersAreKnownAndInRange) {
       DecodeOf(with("activation_function", [](auto* p) { p->set_string_param("SILU"); }));
   ASSERT_TRUE(good.status.ok());
   EXPECT_EQ(good.message.request.activation_function(), v1::SILU);
+  ModelInferRequest mlp = with("activation_function", [](auto* p) { p->set_string_param("SITU"); });
+  mlp.set_model_name("m/mlp:gated_mlp");
+  (*mlp.mutable_parameters())["activation_beta"].set_double_param(1.5);
+  (*mlp.mutable_parameters())["activation_linear_beta"].set_int64_param(2);
+  const auto parameters =
+      DecodeOf<v1::GatedMlpRequest>(mlp).message.request.activation_parameters();
+  EXPECT_EQ(parameters.beta(), 1.5f);
+  EXPECT_EQ(parameters.linear_beta(), 2.0f);
+  EXPECT_FALSE(parameters.has_limit());
   EXPECT_EQ(
       DecodeOf(with("priority", [](auto* p) { p->set_int64_param(9); })).message.request.priority(),
       -4);
   EXPECT_EQ(DecodeOf(with("timeout", [](auto* p) { p->set_int64_param(0); })).message.timeout,
             absl::InfiniteDuration());
+}
+
+TEST(OipWire, ARouterAndASharedExpert) {
+  ModelInferRequest request = Good();
+  request.set_model_name("m/mlp:gated_mlp");
+  AddInput(&request, "router_logits", "FP32", {2, 1});
+  AddInput(&request, "up_bias", "FP32", {1});
+  AddInput(&request, "shared_expert_gate", "FP32", {1});
+  request.add_raw_input_contents("llllLLLL");
+  request.add_raw_input_contents("uuuu");
+  request.add_raw_input_contents("gggg");
+  auto& parameters = *request.mutable_parameters();
+  parameters["top_k"].set_int64_param(3);
+  parameters["scoring"].set_string_param("SIGMOID");
+  parameters["n_group"].set_int64_param(4);
+  parameters["topk_group"].set_uint64_param(2);
+  parameters["norm_topk_prob"].set_bool_param(true);
+  parameters["routed_scaling_factor"].set_double_param(2.5);
+  parameters["shared_expert"].set_string_param("mlp.shared_experts");
+  const auto decoded = DecodeOf<v1::GatedMlpRequest>(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  const v1::GatedMlpRequest& got = decoded.message.request;
+  EXPECT_EQ(got.router().logits().raw(), "llllLLLL");
+  EXPECT_EQ(got.router().top_k(), 3);
+  EXPECT_EQ(got.router().scoring(), v1::SIGMOID);
+  EXPECT_EQ(got.router().n_group(), 4);
+  EXPECT_EQ(got.router().topk_group(), 2);
+  EXPECT_TRUE(got.router().norm_topk_prob());
+  EXPECT_EQ(got.router().routed_scaling_factor(), 2.5f);
+  EXPECT_EQ(got.up_bias().raw(), "uuuu");
+  EXPECT_EQ(got.shared_expert_gate().raw(), "gggg");
+  EXPECT_EQ(got.mlp().shared_expert(), "mlp.shared_experts");
+  EXPECT_EQ(EncodeError(FieldError("router.top_k", "0", "1 to 4")).message(),
+            "parameters[top_k]: got 0, expected 1 to 4");
+  EXPECT_EQ(EncodeError(FieldError("router.logits.shape", "[1]", "[2]")).message(),
+            "inputs[router_logits].shape: got [1], expected [2]");
+  request = Good();
+  request.set_model_name("m/mlp:gated_mlp");
+  EXPECT_FALSE(DecodeOf<v1::GatedMlpRequest>(request).message.request.has_router());
+  (*request.mutable_parameters())["scoring"].set_string_param("HASH");
+  EXPECT_FALSE(DecodeOf<v1::GatedMlpRequest>(request).status.ok());
 }
 
 TEST(OipWire, OneOutputOrNone) {
@@ -236,7 +286,7 @@ TEST(OipWire, OneOutputOrNone) {
   parameters["shared_memory_byte_size"].set_int64_param(32);
   const auto decoded = DecodeOf(request);
   ASSERT_TRUE(decoded.status.ok()) << decoded.status;
-  EXPECT_EQ(decoded.message.request.output_shared_memory().name(), "r");
+  EXPECT_EQ(decoded.message.request.output_shared_memory().region(), "r");
   EXPECT_EQ(decoded.echo.output.size(), 32);
   parameters["binary_data"].set_bool_param(true);
   EXPECT_TRUE(DecodeOf(request).status.ok()) << "over HTTP it would mean something";

@@ -61,8 +61,11 @@ TEST(Matmul, NamesTheBadField) {
   EXPECT_EQ(Spoilt([](R* r) { r->set_output_dtype(v1::INT32); }), "output_dtype");
   EXPECT_EQ(Spoilt([](R* r) { r->set_path(static_cast<v1::Path>(9)); }), "path");
   EXPECT_EQ(
-      Spoilt([](R* r) { r->set_activation_function(static_cast<v1::ActivationFunction>(4)); }),
+      Spoilt([](R* r) { r->set_activation_function(static_cast<v1::ActivationFunction>(99)); }),
       "activation_function");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_activation_function(v1::SWIGLU_OAI); }),
+            "activation_function");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_activation_function(v1::SITU); }), "activation_function");
   EXPECT_EQ(Spoilt([](R* r) { r->set_output_encoding(static_cast<v1::Encoding>(9)); }),
             "output_encoding");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_bias() = RawTensor(v1::FP32, {15}, 60); }), "bias.shape");
@@ -275,6 +278,7 @@ TEST(Matmul, TakesBiasDTypePathAndEncoding) {
   for (const auto& [asked, built] : {std::pair{v1::RELU, ActivationFunction::kRelu},
                                      {v1::GELU, ActivationFunction::kGelu},
                                      {v1::SILU, ActivationFunction::kSilu},
+                                     {v1::GELU_TANH, ActivationFunction::kGeluTanh},
                                      {v1::NONE, ActivationFunction::kNone}}) {
     request.set_activation_function(asked);
     v1::QuantizedMatmulRequest copy = request;

@@ -37,9 +37,9 @@ inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t
 }
 
 // Whether a message that parses is refused nevertheless, because it has a group, or too many fields
-// and dimensions.
+// and dimensions, or messages that lie too deep.
 inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descriptor& type,
-                      int* fields) {
+                      int* fields, int depth = 0) {
   using google::protobuf::internal::WireFormatLite;
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(bytes.data()),
                                             static_cast<int>(bytes.size()));
@@ -61,7 +61,8 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
           if (*fields > kMaxFields) return true;
         }
         if (known == nullptr || known->message_type() == nullptr) break;
-        if (IsRefused(contents, *known->message_type(), fields)) return true;
+        if (depth == kMaxDepth) return true;
+        if (IsRefused(contents, *known->message_type(), fields, depth + 1)) return true;
         break;
       }
       default:

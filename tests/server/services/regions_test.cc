@@ -1,16 +1,30 @@
-// Regions of shared memory of the inference protocol: the table, and requests that name them.
+// Regions of shared memory: the table, and requests of the inference protocol that name them.
+#include "server/services/memory/regions.h"
+
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "server/services/oip/regions.h"
+#include <set>
+
+#include "server/wire/status.h"
 #include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/shared_object.h"
+#include "tests/testing/wrapped_device.h"
 
 namespace awqd::services {
 namespace {
 
-using oip::Region, oip::Regions;
 using ::testing::HasSubstr;
+
+constexpr RegionKind kSystem = RegionKind::kSystem;
+
+v1::SharedMemory RangeOf(const std::string& region, int64_t offset, int64_t size) {
+  v1::SharedMemory range;
+  range.set_region(region);
+  range.set_offset(offset);
+  range.set_size(size);
+  return range;
+}
 
 TEST(RegionsTest, EachOwnerHasItsOwn) {
   Regions regions(nullptr);
@@ -18,16 +32,16 @@ TEST(RegionsTest, EachOwnerHasItsOwn) {
   ASSERT_TRUE(regions.Register("bob", {"r", "key-b", 0, 20}).ok());
   EXPECT_EQ(regions.Register("ann", {"r", "key-c", 0, 10}).code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ((*regions.List("ann", ""))[0].key, "key-a");
-  EXPECT_EQ((*regions.List("bob", "r"))[0].key, "key-b");
-  EXPECT_EQ(regions.List("ann", "q").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(regions.List("eve", "")->empty());
-  regions.Unregister("ann", "");
-  EXPECT_TRUE(regions.List("ann", "")->empty());
-  EXPECT_EQ(regions.List("bob", "")->size(), 1u);
-  regions.Unregister("bob", "other");
-  regions.Unregister("bob", "r");
-  EXPECT_TRUE(regions.List("bob", "")->empty());
+  EXPECT_EQ((*regions.List("ann", "", kSystem))[0].key, "key-a");
+  EXPECT_EQ((*regions.List("bob", "r", kSystem))[0].key, "key-b");
+  EXPECT_EQ(regions.List("ann", "q", kSystem).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(regions.List("eve", "", kSystem)->empty());
+  regions.Unregister("ann", "", kSystem);
+  EXPECT_TRUE(regions.List("ann", "", kSystem)->empty());
+  EXPECT_EQ(regions.List("bob", "", kSystem)->size(), 1u);
+  regions.Unregister("bob", "other", kSystem);
+  regions.Unregister("bob", "r", kSystem);
+  EXPECT_TRUE(regions.List("bob", "", kSystem)->empty());
 }
 
 TEST(RegionsTest, AreBounded) {
@@ -38,7 +52,7 @@ TEST(RegionsTest, AreBounded) {
   EXPECT_EQ(regions.Register("ann", {"more", "key", 0, 1}).code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(regions.Register("bob", {"more", "key", 0, 1}).ok());
-  regions.Unregister("ann", "7");
+  regions.Unregister("ann", "7", kSystem);
   EXPECT_TRUE(regions.Register("ann", {"more", "key", 0, 1}).ok());
   EXPECT_EQ(regions.Register("bob", {"", "key", 0, 1}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(regions.Register("bob", {std::string(129, 'n'), "key", 0, 1}).code(),
@@ -46,23 +60,116 @@ TEST(RegionsTest, AreBounded) {
 }
 
 TEST(RegionsTest, ARangeLiesWithinItsRegion) {
-  Regions regions(nullptr);
-  ASSERT_TRUE(regions.Register("", {"r", "key", 100, 50}).ok());
-  const auto resolve = [&](int64_t offset, int64_t size, v1::SharedMemory* range) {
-    range->set_name("r");
-    range->set_offset(offset);
-    range->set_size(size);
-    return regions.Resolve("", "x", range);
+  const std::string prefix = "awqd-within-" + std::to_string(getpid()) + "-";
+  const auto memory = *SharedMemory::Create({.prefixes = {prefix}});
+  Regions regions(memory.get());
+  const SharedObject object(prefix + "x", std::string(120, '-') + std::string(30, 'r'));
+  ASSERT_TRUE(regions.Register("", {"r", object.name(), 100, 50}).ok());
+  const auto open = [&](int64_t offset, int64_t size) {
+    return regions.Open("", RangeOf("r", offset, size), SharedMemory::Access::kRead, "x");
   };
-  v1::SharedMemory range;
-  ASSERT_TRUE(resolve(20, 30, &range).ok());
-  EXPECT_EQ(range.name(), "key");
-  EXPECT_EQ(range.offset(), 120);
-  EXPECT_THAT(std::string(resolve(21, 30, &range).message()),
+  const absl::StatusOr<SharedRange> range = open(20, 30);
+  ASSERT_TRUE(range.ok()) << range.status();
+  std::string bytes(30, ' ');
+  ASSERT_TRUE(range->Read(bytes.data()).ok());
+  EXPECT_EQ(bytes, std::string(30, 'r'));
+  EXPECT_THAT(std::string(open(21, 30).status().message()),
               HasSubstr("x.size: got 30 from byte 21 on, expected a range within the region's 50"));
-  EXPECT_FALSE(resolve(INT64_MAX, 1, &range).ok());
-  EXPECT_FALSE(resolve(0, INT64_MAX, &range).ok());
-  EXPECT_TRUE(resolve(50, 0, &range).ok());
+  for (const auto& [offset, size] : {std::pair(INT64_MAX, int64_t{1}),
+                                     {0, INT64_MAX},
+                                     {-1, 1},
+                                     {0, -1},
+                                     {INT64_MIN, INT64_MIN}}) {
+    EXPECT_EQ(open(offset, size).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(open(50, 0).ok());
+  v1::SharedMemory both = RangeOf("r", 0, 1);
+  both.set_name(object.name());
+  EXPECT_THAT(
+      std::string(regions.Open("", both, SharedMemory::Access::kRead, "x").status().message()),
+      HasSubstr("x.region: got a region beside a name"));
+}
+
+class DeviceRegionsTest : public ::testing::Test {
+ protected:
+  Region Imported(const std::string& name, const std::string& peer = "") {
+    DeviceRegion::Handles handles = {
+        .memory = Device::Export(bytes_.data(), 512), .offset = 256, .size = 200};
+    Region region = {.name = name, .offset = 256, .size = 200, .registered_by = peer};
+    region.device_memory = *DeviceRegion::Import(&device_, handles);
+    return region;
+  }
+  absl::StatusOr<SharedRange> Open(const std::string& owner, int64_t offset, int64_t size) {
+    return regions_.Open(owner, RangeOf("r", offset, size), SharedMemory::Access::kRead, "x");
+  }
+
+  using Device = testing::WrappedDevice;
+  std::vector<char> bytes_ = std::vector<char>(512, 'd');
+  Device device_{*OpenDevice("cpu", {}), /*host_addressable=*/false};
+  const std::unique_ptr<SharedMemory> memory_ = *SharedMemory::Create({});
+  std::set<std::string> gone_;
+  Regions regions_{memory_.get(), true,
+                   [this](const std::string& p) { return !gone_.contains(p); }};
+};
+
+TEST_F(DeviceRegionsTest, RangesAreMemoryOfTheDevice) {
+  ASSERT_TRUE(regions_.Register("ann", Imported("r")).ok());
+  const absl::StatusOr<SharedRange> range = Open("ann", 100, 100);
+  ASSERT_TRUE(range.ok()) << range.status();
+  EXPECT_TRUE(range->on_device());
+  EXPECT_EQ(range->device_memory().data(), bytes_.data() + 356);
+  EXPECT_EQ(range->device_memory().device(), &device_);
+  std::string read(100, ' ');
+  ASSERT_TRUE(range->Read(read.data()).ok());
+  EXPECT_EQ(read, std::string(100, 'd'));
+  ASSERT_TRUE(range->Write(std::string(100, 'w')).ok());
+  EXPECT_EQ(bytes_[355], 'd');
+  EXPECT_EQ(bytes_[356], 'w');
+  EXPECT_FALSE(range->Write(std::string(101, 'w')).ok());
+  EXPECT_FALSE(Open("ann", 101, 100).ok());
+  EXPECT_FALSE(Open("bob", 0, 1).ok()) << "it is not theirs";
+}
+
+TEST_F(DeviceRegionsTest, ARegionIsMappedAsLongAsItIsUsed) {
+  ASSERT_TRUE(regions_.Register("ann", Imported("r")).ok());
+  std::optional<SharedRange> range = *Open("ann", 0, 1);
+  regions_.Unregister("ann", "r", kSystem);
+  EXPECT_TRUE(Open("ann", 0, 1).ok()) << "it is of the other kind";
+  regions_.Unregister("ann", "r", RegionKind::kDevice);
+  EXPECT_FALSE(Open("ann", 0, 1).ok());
+  EXPECT_EQ(device_.imported(), 1);
+  range.reset();
+  EXPECT_EQ(device_.imported(), 0);
+}
+
+TEST_F(DeviceRegionsTest, ARegionIsDroppedWithItsConnection) {
+  ASSERT_TRUE(regions_.Register("ann", Imported("r", "ipv4:1.2.3.4:5")).ok());
+  ASSERT_TRUE(regions_.Register("bob", Imported("r", "ipv4:1.2.3.4:6")).ok());
+  EXPECT_EQ(regions_.SweepDevices().regions, 2);
+  EXPECT_EQ(regions_.SweepDevices().bytes, 400);
+  gone_ = {"ipv4:1.2.3.4:5"};
+  EXPECT_EQ(regions_.SweepDevices().regions, 1);
+  EXPECT_EQ(device_.imported(), 1);
+  EXPECT_TRUE(regions_.Register("ann", Imported("r", "ipv4:1.2.3.4:7")).ok());
+}
+
+TEST_F(DeviceRegionsTest, WhatIsNoMemoryIsRefused) {
+  const auto refuse = [&](DeviceRegion::Handles handles, const std::string& field,
+                          const std::string& message) {
+    const absl::Status status = DeviceRegion::Import(&device_, handles).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(wire::FieldOf(status), field);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_EQ(device_.imported(), 0);
+  };
+  const std::string memory = Device::Export(bytes_.data(), 512);
+  refuse({.memory = "short"}, "cuda_ipc_memory", "cuda_ipc_memory: got no handle");
+  for (const auto& [offset, size] :
+       {std::pair(int64_t{1}, int64_t{512}), {-1, 1}, {0, -1}, {INT64_MAX, INT64_MAX}, {513, 0}}) {
+    refuse({.memory = memory, .offset = offset, .size = size}, "size", "the allocation's 512");
+  }
+  refuse({.memory = memory, .size = 1, .ready = "x"}, "ready_event", "ready_event: got no handle");
+  refuse({.memory = memory, .size = 1, .finished = "x"}, "finished_event", "finished_event: got");
 }
 
 // A client that died does not unregister its regions.
@@ -79,14 +186,14 @@ TEST(RegionsTest, ThoseWhoseObjectIsGoneAreDropped) {
   EXPECT_EQ(regions.Register("", region("r", alive.name())).code(),
             absl::StatusCode::kAlreadyExists);
   dead.Unlink();
-  EXPECT_EQ(regions.List("", "r").status().code(), absl::StatusCode::kNotFound);
-  ASSERT_EQ(regions.List("", "")->size(), 1u);
+  EXPECT_EQ(regions.List("", "r", kSystem).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_EQ(regions.List("", "", kSystem)->size(), 1u);
   EXPECT_TRUE(regions.Register("", region("r", alive.name())).ok()) << "the name is free again";
   // The next client makes an object of the same name.
   alive.Unlink();
   const SharedObject next(alive.name(), "n");
   EXPECT_TRUE(regions.Register("", region("s", next.name())).ok());
-  EXPECT_EQ(regions.List("", "")->size(), 1u);
+  EXPECT_EQ(regions.List("", "", kSystem)->size(), 1u);
 }
 
 // The kernel does not remove what a killed process leaves in /dev/shm.

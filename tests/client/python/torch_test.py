@@ -1,0 +1,195 @@
+"""awqd.torch: a model's linears replaced by a server's, a ring's and libawqd's, which give the same bits."""
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+os.environ.setdefault("LIBAWQD", str(pathlib.Path(os.environ["AWQD_BUILD"]) / "kernels/library/libawqd.so"))
+
+from safetensors.torch import save_file  # noqa: E402
+from torch import library  # noqa: E402
+
+import awqd  # noqa: E402
+import awqd.torch  # noqa: E402
+from conftest import ROOT  # noqa: E402
+from server import Server, awqctl  # noqa: E402
+
+HIDDEN, MIDDLE = 128, 384
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(HIDDEN, MIDDLE, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(MIDDLE, HIDDEN, bias=False)
+        self.act_fn = activation
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class OtherMlp(Mlp):
+    """Has the children of a gated MLP, and computes something else."""
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed = torch.nn.Embedding(50, HIDDEN)
+        self.layers = torch.nn.ModuleList([Mlp(torch.nn.SiLU()), OtherMlp(torch.nn.GELU())])
+        self.head = torch.nn.Linear(HIDDEN, 50, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+MOE = ROOT / "tests/data/experts/goldens"
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The model's layers, quantised; its embedding and its head are not."""
+    path = tmp_path_factory.mktemp("torch")
+    dense = path / "dense"
+    dense.mkdir()
+    state = {f"model.{name}": value.half() for name, value in Model().layers.state_dict(prefix="layers.").items()}
+    save_file(state, dense / "model.safetensors")
+    (dense / "config.json").write_text('{"model_type": "test"}')
+    awqctl("quantize", dense, "-o", path / "q4", "--group_size", 64)
+    return path / "q4"
+
+
+@pytest.fixture(scope="module")
+def running(folder, tmp_path_factory):
+    with Server(f"--ring_path={tmp_path_factory.mktemp('ring') / 'awqd.sock'}", f"--model=q4={folder}") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return awqd.torch.Local(folder)
+
+
+def replaced(source, **options):
+    model = Model().eval()
+    return model, awqd.torch.replace(model, source, **options)
+
+
+def test_what_is_replaced(local):
+    model, report = replaced(local)
+    assert report.mlps == ["layers.0"]
+    assert sorted(report.linears) == [f"layers.1.{name}_proj" for name in ("down", "gate", "up")]
+    assert report.not_in_model == []
+    assert isinstance(model.layers[0], awqd.torch.QuantMlp)
+    assert isinstance(model.layers[1].up_proj, awqd.torch.QuantLinear)
+    assert type(model.head) is torch.nn.Linear
+    assert not [name for name, _ in model.named_parameters() if name.startswith("layers")], "dense weights are kept"
+    assert "model.layers.1.up_proj" in repr(model)
+    _, apart = replaced(local, fuse=False)
+    assert apart.mlps == [] and len(apart.linears) == 6
+
+
+def test_the_model_is_the_one_of_decoded_weights(local, running):
+    model, _ = replaced(local)
+    dense = Model().eval()
+    with awqd.Client(running.address) as client:
+        for name, parameter in dense.layers.named_parameters(prefix="layers"):
+            parameter.data = client.dequantize("q4", f"model.{name.removesuffix('.weight')}", dtype=torch.float32).T
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), dense(TOKENS), rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(dense(TOKENS), Model()(TOKENS), atol=1e-3), "quantisation changes it"
+
+
+def test_ways_give_the_same_bits(local, running):
+    with torch.no_grad():
+        expected = replaced(local)[0](TOKENS)
+        with awqd.Client(running.address) as client:
+            assert torch.equal(replaced(client, name="q4")[0](TOKENS), expected)
+        model, _ = replaced(running.address, name="q4", ring=True)
+        assert torch.equal(model(TOKENS), expected)
+        assert torch.equal(model.to(torch.bfloat16)(TOKENS), replaced(local)[0].to(torch.bfloat16)(TOKENS))
+
+
+def test_compile_takes_the_operators(local):
+    model, _ = replaced(local)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
+    linear = model.layers[1].up_proj
+    library.opcheck(torch.ops.awqd.matmul, (torch.randn(2, 3, HIDDEN), linear._bound.number),
+                    test_utils=("test_schema", "test_faketensor"))
+
+
+def test_there_is_no_gradient(local):
+    model, _ = replaced(local)
+    loss = model(TOKENS).sum()
+    with pytest.raises((RuntimeError, NotImplementedError), match="awqd"):
+        loss.backward()
+
+
+def test_experts(client, local):
+    x, ids, weights = (torch.from_numpy(np.load(MOE / f"{name}.npy")) for name in ("x", "ids", "router"))
+    path = "moe.experts.*"
+    expected = client.mlp("moe", path, x, expert_ids=ids, router_weights=weights)
+    moe = awqd.torch.QuantMoe(awqd.torch.Remote(client, "moe"), path, expected.shape[-1])
+    assert torch.equal(moe(x, ids, weights), expected)
+    with pytest.raises(awqd.Unimplemented, match="no products of experts"):
+        awqd.torch.QuantMoe(local, path, 64)(x, ids, weights)
+
+
+def test_a_model_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=2)
+    dense = transformers.LlamaForCausalLM(config).half().eval()
+    dense.save_pretrained(tmp_path / "dense")
+    awqctl("quantize", tmp_path / "dense", "-o", tmp_path / "llama", "--group_size", 64)
+    tokens = torch.tensor([[1, 17, 33, 9]])
+    with Server(f"--model=llama={tmp_path / 'llama'}") as server:
+        answers = []
+        for source, options in ((tmp_path / "llama", {}), (server.address, {"name": "llama"})):
+            model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float16).eval()
+            report = awqd.torch.replace(model, source, **options)
+            assert report.mlps == ["model.layers.0.mlp", "model.layers.1.mlp"] and len(report.linears) == 8
+            with torch.no_grad():
+                answers.append((model(tokens).logits, model.generate(tokens, max_new_tokens=12, do_sample=False)))
+        # Without the dense checkpoint; tensors that are not quantised come from the folder.
+        for source, options in ((None, {}), (server.address, {"name": "llama"})):
+            model = awqd.torch.from_pretrained(tmp_path / "llama", source, dtype=torch.float16, **options).eval()
+            with torch.no_grad():
+                assert torch.equal(model(tokens).logits, answers[0][0])
+                assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), answers[0][1])
+            with pytest.raises(Exception, match="awqd"):
+                model.save_pretrained(tmp_path / "again")
+    assert torch.equal(answers[0][0], answers[1][0]) and torch.equal(answers[0][1], answers[1][1])
+    with torch.no_grad():
+        assert 0 < (answers[0][0] - dense(tokens).logits).abs().max() < 0.2
+
+
+def test_refusals(local, folder):
+    with pytest.raises(awqd.InvalidArgument, match="expected paths of the model's own"):
+        awqd.torch.replace(torch.nn.Sequential(torch.nn.Linear(4, 4)), local)
+    model = Model()
+    model.layers[0].up_proj = torch.nn.Linear(HIDDEN, 77)
+    with pytest.raises(awqd.InvalidArgument, match=r"layers.0.up_proj: got \[128, 384\], expected \[128, 77\]"):
+        awqd.torch.replace(model, local)
+    assert isinstance(model.layers[0].gate_proj, torch.nn.Linear), "nothing was replaced"
+    for activation in ("tanh", "swiglu_oai"):  # the second has constants, which the module does not take
+        with pytest.raises(awqd.InvalidArgument, match=f"activation: got '{activation}'"):
+            awqd.torch.QuantMlp(local, "a", "b", "c", activation)
+    with pytest.raises(awqd.NotFound, match="nowhere"):
+        awqd.torch.Local(str(folder) + "-nowhere")
+    with pytest.raises(awqd.InvalidArgument, match="device: got \"tpu\""):
+        awqd._library.Device("tpu")

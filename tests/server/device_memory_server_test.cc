@@ -1,0 +1,255 @@
+// The whole server in this process, on a device whose memory the host is told not to see: clients
+// share memory of it, and requests read and write there.
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "awqd/v1/server_info.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/server.h"
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/server/requests.h"
+#include "tests/server/wrap_devices.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/wrapped_device.h"
+
+namespace awqd {
+namespace {
+
+using ::awqd::testing::WrappedDevice;
+using ::testing::HasSubstr;
+
+constexpr int64_t kK = 128, kN = 256;
+
+class DeviceMemoryServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    repository_.Write("tiny/config.json", testing::AwqConfig());
+    repository_.Write("tiny/model.safetensors",
+                      testing::SafetensorsOf(testing::AwqLinear("layer", kK, kN, 32)));
+    options_.model_repository = repository_.path();
+    options_.device = "cpu";
+    options_.cpu_threads = 1;
+    options_.rpc.shared_memory.cuda = true;
+    options_.rpc.transport.addresses = {"127.0.0.1:0"};
+    auto server = Server::Create(options_, WrapDevices([this](std::unique_ptr<Device> inner) {
+                                   auto device =
+                                       std::make_unique<WrappedDevice>(std::move(inner), false);
+                                   device_ = device.get();
+                                   return device;
+                                 }));
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    ASSERT_EQ(pipe(stop_), 0);
+    stub_ = v1::QuantizedInference::NewStub(MakeChannel());
+    run_ = std::thread([this] { (void)server_->Run(stop_[0]); });
+    ASSERT_TRUE(Eventually([&] { return Multiply(GoodMatmul()).ok(); }));
+    for (char& byte : memory_) byte = static_cast<char>(random_() % 64);
+  }
+  void TearDown() override {
+    EXPECT_EQ(write(stop_[1], "x", 1), 1);
+    run_.join();
+    for (int fd : stop_) close(fd);
+  }
+  std::shared_ptr<grpc::Channel> MakeChannel() const {
+    grpc::ChannelArguments own;
+    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                     grpc::InsecureChannelCredentials(), own);
+  }
+
+  static void SetDeadline(grpc::ClientContext* context) {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  }
+  grpc::Status Multiply(const v1::QuantizedMatmulRequest& request,
+                        v1::QuantizedMatmulResponse* response = nullptr) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    v1::QuantizedMatmulResponse ignored;
+    return stub_->QuantizedMatmul(&context, request, response == nullptr ? &ignored : response);
+  }
+
+  // A region that lasts as long as this does.
+  class Shared {
+   public:
+    Shared(v1::QuantizedInference::Stub* stub, const v1::ShareMemoryRequest& request)
+        : call_(stub->ShareMemory(&context_, request)) {
+      v1::ShareMemoryResponse ready;
+      if (!call_->Read(&ready)) status_ = call_->Finish();
+    }
+    ~Shared() {
+      if (!status_.ok()) return;
+      context_.TryCancel();
+      call_->Finish();
+    }
+    const grpc::Status& status() const { return status_; }
+
+   private:
+    grpc::ClientContext context_;
+    const std::unique_ptr<grpc::ClientReader<v1::ShareMemoryResponse>> call_;
+    grpc::Status status_;
+  };
+  v1::ShareMemoryRequest Region(const std::string& name) {
+    v1::ShareMemoryRequest request;
+    request.set_region(name);
+    request.set_device("cpu");
+    request.set_cuda_ipc_memory(WrappedDevice::Export(memory_.data(), kBytes));
+    request.set_size(kBytes);
+    return request;
+  }
+  static void SetRange(int64_t offset, int64_t size, v1::SharedMemory* range) {
+    range->set_region("r");
+    range->set_offset(offset);
+    range->set_size(size);
+  }
+  // Two tokens; the activations begin at kX, the result at kY.
+  static v1::QuantizedMatmulRequest SharedMatmul() {
+    v1::QuantizedMatmulRequest request = GoodMatmul();
+    SetRange(kX, 2 * kK * 2, request.mutable_activations()->mutable_shared_memory());
+    SetRange(kY, 2 * kN * 2, request.mutable_output_shared_memory());
+    return request;
+  }
+  std::string Bytes(int64_t offset, int64_t size) const { return memory_.substr(offset, size); }
+
+  static constexpr int64_t kBytes = 1 << 16, kX = 4096, kY = 16384;
+  std::mt19937 random_{5};
+  std::string memory_ = std::string(kBytes, '\0');
+  testing::TempDirectory repository_;
+  Options options_;
+  WrappedDevice* device_ = nullptr;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::QuantizedInference::Stub> stub_;
+  int stop_[2] = {-1, -1};
+  std::thread run_;
+};
+
+TEST_F(DeviceMemoryServerTest, ProductsReadAndWriteThere) {
+  v1::QuantizedMatmulRequest sent = GoodMatmul();
+  sent.mutable_activations()->set_raw(Bytes(kX, 2 * kK * 2));
+  v1::QuantizedMatmulResponse expected;
+  ASSERT_TRUE(Multiply(sent, &expected).ok());
+  const Shared shared(stub_.get(), Region("r"));
+  ASSERT_TRUE(shared.status().ok()) << shared.status().error_message();
+
+  const std::string around = Bytes(kY - 256, 256), behind = Bytes(kY + 2 * kN * 2, 256);
+  const int64_t copies = device_->copies_to_device() + device_->copies_to_host();
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status status = Multiply(SharedMatmul(), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(device_->copies_to_device() + device_->copies_to_host(), copies);
+  EXPECT_EQ(Bytes(kY, 2 * kN * 2), expected.output().raw());
+  EXPECT_EQ(response.output().shared_memory().region(), "r");
+  EXPECT_EQ(response.output().shared_memory().offset(), kY);
+  EXPECT_EQ(response.output().shared_memory().size(), 2 * kN * 2);
+  EXPECT_EQ(Bytes(kY - 256, 256), around);
+  EXPECT_EQ(Bytes(kY + 2 * kN * 2, 256), behind);
+
+  // Only one of both is there.
+  v1::QuantizedMatmulRequest request = SharedMatmul();
+  request.clear_output_shared_memory();
+  ASSERT_TRUE(Multiply(request, &response).ok());
+  EXPECT_EQ(response.output().raw(), expected.output().raw());
+  request = SharedMatmul();
+  request.mutable_activations()->set_raw(Bytes(kX, 2 * kK * 2));
+  memory_.replace(kY, 2 * kN * 2, 2 * kN * 2, '?');
+  ASSERT_TRUE(Multiply(request, &response).ok());
+  EXPECT_EQ(Bytes(kY, 2 * kN * 2), expected.output().raw());
+}
+
+TEST_F(DeviceMemoryServerTest, WeightsAreDecodedThere) {
+  v1::DequantizeResponse expected;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->Dequantize(&context, GoodDequantize(), &expected).ok());
+  const Shared shared(stub_.get(), Region("r"));
+  v1::DequantizeRequest request = GoodDequantize();
+  request.set_output_dtype(v1::FP16);
+  request.mutable_rows()->set_end(32);
+  SetRange(kY, 32 * kN * 2, request.mutable_output_shared_memory());
+  v1::DequantizeResponse response;
+  grpc::ClientContext again;
+  const grpc::Status status = stub_->Dequantize(&again, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(Bytes(kY, 32 * kN * 2), expected.output().raw().substr(0, 32 * kN * 2));
+}
+
+TEST_F(DeviceMemoryServerTest, EventsAreWaitedForAndRecorded) {
+  v1::ShareMemoryRequest region = Region("r");
+  region.set_ready_event(WrappedDevice::EventHandle());
+  region.set_finished_event(WrappedDevice::EventHandle());
+  const Shared shared(stub_.get(), region);
+  ASSERT_TRUE(Multiply(SharedMatmul()).ok());
+  EXPECT_EQ(device_->waits(), 1);
+  EXPECT_EQ(device_->records(), 1);
+}
+
+TEST_F(DeviceMemoryServerTest, ARegionEndsWithItsCall) {
+  {
+    const Shared shared(stub_.get(), Region("r"));
+    ASSERT_TRUE(shared.status().ok());
+    const Shared another(stub_.get(), Region("r"));
+    EXPECT_EQ(another.status().error_code(), grpc::StatusCode::ALREADY_EXISTS);
+    ASSERT_TRUE(Multiply(SharedMatmul()).ok());
+    EXPECT_EQ(device_->imported(), 1);
+  }
+  EXPECT_TRUE(Eventually([&] { return device_->imported() == 0; }));
+  const grpc::Status status = Multiply(SharedMatmul());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("activations.shared_memory.region: got \"r\""));
+  // A client that is gone ends its calls.
+  auto gone = v1::QuantizedInference::NewStub(MakeChannel());
+  grpc::ClientContext context;
+  auto call = gone->ShareMemory(&context, Region("r"));
+  v1::ShareMemoryResponse ready;
+  ASSERT_TRUE(call->Read(&ready));
+  EXPECT_TRUE(Multiply(SharedMatmul()).ok());
+  context.TryCancel();
+  EXPECT_TRUE(Eventually([&] { return device_->imported() == 0; }));
+  EXPECT_FALSE(call->Read(&ready));
+  call->Finish();
+}
+
+TEST_F(DeviceMemoryServerTest, WhatCannotWorkIsRefused) {
+  const auto refuse = [&](const v1::ShareMemoryRequest& request, const std::string& message) {
+    const Shared shared(stub_.get(), request);
+    EXPECT_EQ(shared.status().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(shared.status().error_message(), HasSubstr(message));
+    EXPECT_EQ(device_->imported(), 0);
+  };
+  v1::ShareMemoryRequest request = Region("r");
+  request.set_device("cuda:7");
+  refuse(request, "device: got \"cuda:7\", expected cpu");
+  request = Region("");
+  refuse(request, "name: got 0 bytes, expected 1 to 128");
+  request = Region("r");
+  request.set_cuda_ipc_memory("nothing");
+  refuse(request, "cuda_ipc_memory: got no handle");
+  request = Region("r");
+  request.set_offset(1);
+  refuse(request, "size: got 65536 bytes from byte 1 on, expected a range within");
+
+  const Shared shared(stub_.get(), Region("r"));
+  v1::QuantizedMatmulRequest product = SharedMatmul();
+  product.mutable_output_shared_memory()->set_size(2 * kN * 2 - 1);
+  EXPECT_THAT(Multiply(product).error_message(),
+              HasSubstr("output_shared_memory.size: got 1023, expected at least 1024"));
+  product = SharedMatmul();
+  product.mutable_output_shared_memory()->set_offset(kX + 2 * kK * 2 - 1);
+  EXPECT_THAT(Multiply(product).error_message(),
+              HasSubstr("output_shared_memory: got a range that overlaps the activations"));
+  product.mutable_output_shared_memory()->set_offset(kX + 2 * kK * 2);
+  EXPECT_TRUE(Multiply(product).ok());
+  product = SharedMatmul();
+  product.mutable_activations()->mutable_shared_memory()->set_offset(kBytes - 511);
+  EXPECT_THAT(Multiply(product).error_message(), HasSubstr("activations.shared_memory.size: got"));
+}
+
+}  // namespace
+}  // namespace awqd
