@@ -69,6 +69,17 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
   return absl::OkStatus();
 }
 
+absl::Status CheckFloat8(const MatmulArgs& args) {
+  if (!IsFloating(args.x.dtype)) {
+    return Invalid("activation quantization: got one of ", Name(args.x.dtype),
+                   " activations, expected none");
+  }
+  const bool wants_scales = HasGivenScales(args.quantization);
+  if (wants_scales == (args.scales != nullptr)) return absl::OkStatus();
+  return BadValue("activation scales", wants_scales ? "none" : "some",
+                  wants_scales ? "one for each token" : "none: each token has its own");
+}
+
 absl::Status CheckQuantized(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
   if (weight.plan.quantized.empty()) {
@@ -105,6 +116,9 @@ const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DTy
       return plan.Integer(m);
     case Op::kQuantizedActivations:
       return plan.Quantized(m);
+    case Op::kFloat8Activations:
+      if (const KernelRow* row = path == Path::kFused ? plan.Float8(m) : nullptr) return row;
+      [[fallthrough]];
     default: {
       const KernelRow* row = plan.Matmul(path, m);
       if (row != nullptr && Takes(*row, x)) return row;
@@ -129,14 +143,14 @@ struct Workspace {
 
 // Covers any type and alignment of x, because neither is known when the workspace is allocated.
 Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_t m,
-                        ActivationFunction activation) {
+                        ActivationFunction activation, bool float8 = false) {
   const WeightShape& shape = weight.shape;
   Workspace out;
   if (row.workspace_bytes != nullptr) {
     out.row = row.workspace_bytes(shape, weight.device->info(), m);
   }
   if (weight.hadamard.size > 0) out.transform = m * shape.k * 4;
-  if (row.input_form != InputForm::kAny || MustReorder(weight)) {
+  if (row.input_form != InputForm::kAny || MustReorder(weight) || float8) {
     out.prologue = StepsOf(*weight.device).prologue_bytes(row.input_form, m, shape.k);
   }
   if (activation != ActivationFunction::kNone) out.sums = m * shape.n * 4;
@@ -158,6 +172,7 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
                       const Workspace& at, PrologueArgs prologue, const float* bias, Args product,
                       absl::Status (*run)(const Args&, StreamView), StreamView stream) {
   const Steps& steps = StepsOf(*weight.device);
+  const bool float8 = IsFloat8(prologue.quantization);
   char* const workspace = static_cast<char*>(args.workspace);
   prologue.x = args.x;
   if (weight.hadamard.size > 0) {
@@ -165,13 +180,14 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
                           steps.transform_rows({.x = args.x,
                                                 .factor = std::exchange(prologue.factor, nullptr),
                                                 .hadamard = weight.hadamard,
-                                                .form = row.input_form,
+                                                .form = float8 ? InputForm::kTensorCoreFloat8
+                                                               : row.input_form,
                                                 .out = workspace + at.transform_offset()},
                                                *weight.device, stream));
     product.x = prologue.x;
     if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
   }
-  if (prologue.order != nullptr || prologue.factor != nullptr ||
+  if (prologue.order != nullptr || prologue.factor != nullptr || float8 ||
       !steps.needs_no_prologue(row.input_form, prologue.x)) {
     prologue.form = row.input_form;
     prologue.out = workspace + at.prologue_offset();
@@ -180,6 +196,9 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
     product.x = tokens.x;
     product.x_stride = tokens.stride;
     if (tokens.scale != nullptr) product.x_scale = tokens.scale;
+    if constexpr (requires { product.x_scale_stride; }) {
+      product.x_scale_stride = tokens.scale_stride;
+    }
     if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
   }
   if (args.activation == ActivationFunction::kNone) return run(product, stream);
@@ -203,9 +222,11 @@ absl::Status Run(const MatmulArgs& args, const KernelRow& row, StreamView stream
   const DeviceWeight& weight = *args.weight;
   MatmulArgs product = args;
   product.quantization = ActivationQuantization::kNone;
-  product.x_scale = args.scales;
+  const bool float8 = IsFloat8(args.quantization);
+  product.x_scale = float8 ? nullptr : args.scales;
   if (args.activation != ActivationFunction::kNone) product.bias = nullptr;
-  return RunSteps(args, weight, row, PlanWorkspace(weight, row, args.x.rows, args.activation),
+  return RunSteps(args, weight, row,
+                  PlanWorkspace(weight, row, args.x.rows, args.activation, float8),
                   {.order = weight.order(),
                    .factor = weight.factor(),
                    .quantization = args.quantization,
@@ -272,6 +293,7 @@ bool EveryActive(const GroupedArgs& args, Fn fn) {
 }  // namespace
 
 Op ProductOf(const MatmulArgs& args) {
+  if (IsFloat8(args.quantization)) return Op::kFloat8Activations;
   if (args.quantization != ActivationQuantization::kNone) return Op::kQuantizedActivations;
   if (args.x.dtype != DType::kInt8) return Op::kMatmul;
   return args.scales == nullptr ? Op::kIntegerMatmul : Op::kQuantizedActivations;
@@ -280,19 +302,25 @@ Op ProductOf(const MatmulArgs& args) {
 int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
                        ActivationFunction activation, Op op) {
   const WeightPlan& plan = weight.plan;
-  if (op != Op::kMatmul) path = Path::kFused;
-  const std::vector<PlanEntry>& entries = op == Op::kMatmul          ? plan.matmul
+  const bool float8 = op == Op::kFloat8Activations;
+  const bool floating = op == Op::kMatmul || float8;
+  if (!floating) path = Path::kFused;
+  int64_t bytes = 0;
+  const auto cover = [&](const PlanEntry& entry) {
+    if (entry.min_m > m) return;
+    const int64_t at = entry.max_m < 0 ? m : std::min(m, entry.max_m);
+    bytes = std::max(bytes, PlanWorkspace(weight, *entry.row, at, activation, float8).total());
+  };
+  if (float8) std::for_each(plan.float8.begin(), plan.float8.end(), cover);
+  const std::vector<PlanEntry>& entries = floating                   ? plan.matmul
                                           : op == Op::kIntegerMatmul ? plan.integer
                                                                      : plan.quantized;
   // Activations that no row of this path accepts use the other path.
   const bool both = std::any_of(entries.begin(), entries.end(), [&](const PlanEntry& entry) {
     return entry.path == path && entry.row->inputs != kFloatingMask;
   });
-  int64_t bytes = 0;
   for (const PlanEntry& entry : entries) {
-    if ((entry.path != path && !(both && op == Op::kMatmul)) || entry.min_m > m) continue;
-    const int64_t at = entry.max_m < 0 ? m : std::min(m, entry.max_m);
-    bytes = std::max(bytes, PlanWorkspace(weight, *entry.row, at, activation).total());
+    if (entry.path == path || (both && floating)) cover(entry);
   }
   return bytes;
 }
@@ -304,6 +332,7 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
   const Op op = ProductOf(args);
   if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
   if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
+  if (op == Op::kFloat8Activations) AWQD_RETURN_IF_ERROR(CheckFloat8(args));
   const KernelRow* row = RowFor(args.weight->plan, op, path, m, args.x.dtype);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));

@@ -49,7 +49,8 @@ absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const Devic
 int64_t HostFreeBytes();
 
 // The operation of a product: kIntegerMatmul for INT8 x without scales, kQuantizedActivations for
-// INT8 x with scales and for x that is to be quantised, else kMatmul.
+// INT8 x with scales and for x that is to be quantised to INT8, kFloat8Activations for x that is to
+// be rounded to E4M3, else kMatmul.
 Op ProductOf(const MatmulArgs& args);
 
 // Bytes of workspace that a product of m tokens may need on `path`: the largest over the plan's
@@ -63,8 +64,10 @@ int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
 // activations use WeightPlan::integer on either path; INVALID_ARGUMENT when the weight has no
 // integer products (WhyNoIntegers), or has a bias, a factor or a transform. Quantised activations
 // use WeightPlan::quantized; INVALID_ARGUMENT when the codes are not integers, or when INT8 x meets
-// a factor or a transform; UNIMPLEMENTED when the layout has no kernel for them. Enqueues on
-// `stream`; the stream's Synchronize returns errors of the work itself.
+// a factor or a transform; UNIMPLEMENTED when the layout has no kernel for them. Activations that
+// are rounded to E4M3 use WeightPlan::float8 on the fused path, and where it has no row they are
+// multiplied as floating ones. Enqueues on `stream`; the stream's Synchronize returns errors of the
+// work itself.
 absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView stream,
                              const KernelRow** ran = nullptr);
 

@@ -33,15 +33,18 @@ struct MatmulArgs {
   // overwritten.
   void* workspace = nullptr;
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
-  // Quantises floating x to INT8 first; kNone for INT8 x and for a row of the registry.
+  // Rounds floating x to 8 bits first; kNone for INT8 x and for a row of the registry.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // FP32 [M], positive: the scale of each token, for INT8 x and for kStatic; else null. A row of
-  // the registry reads x_scale instead.
+  // FP32 [M], positive: the scale of each token, for INT8 x and where HasGivenScales; else null. A
+  // row of the registry reads x_scale instead.
   const float* scales = nullptr;
 
   // Set for rows of the registry alone, by the prologue.
   int64_t x_stride = 0;            // elements from one row of x to the next; 0: K
   const float* x_scale = nullptr;  // FP32 [M]: factor of each row of sums; null: 1
+  // With kFloat8PerBlock: x_scale is [blocks of 128 of K, x_scale_stride], a factor for each row of
+  // a block's sums. 0: as above.
+  int64_t x_scale_stride = 0;
   bool from_prologue = false;      // the kernel started just before writes x
 };
 
@@ -90,6 +93,9 @@ enum class Op : uint8_t {
   kIntegerMatmul,  // y = x @ (code - zero), INT8 to INT32, exact
   // Floating y = x_scale * (x @ W) + bias for INT8 x, whose products with codes are summed exactly.
   kQuantizedActivations,
+  // The same for E4M3 x with a scale for each token, or for each token and 128 of K. Without such a
+  // row the rows of kMatmul multiply the rounded x.
+  kFloat8Activations,
   kGroupedMatmul,  // floating activations, a stack of weights
 };
 
@@ -100,6 +106,7 @@ enum class InputForm : uint8_t {
   // INT8, rows that are zero from K to a multiple of 128, every 64 elements in the order of a
   // backend's matrix instruction.
   kTensorCoreIntegers,
+  kTensorCoreFloat8,  // the same of E4M3
   kQuantized,  // INT8, rows of K elements, and an FP32 scale for each (x_scale)
 };
 

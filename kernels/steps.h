@@ -5,7 +5,7 @@
 // The transform multiplies x by the weight's factor and then blocks of it by a Hadamard matrix. The
 // prologue brings the columns of x into the order of stored rows, multiplies them by the factor
 // where there was no transform, and converts them to the form that the row reads; for quantised
-// activations it rounds them to INT8. The epilogue adds the bias, applies the activation function
+// activations it rounds them to 8 bits. The epilogue adds the bias, applies the activation function
 // and rounds. A step without work does not run: the row then reads the caller's x, or writes y with
 // its bias.
 #pragma once
@@ -19,7 +19,7 @@
 namespace awqd {
 
 // out = (x * factor) H by blocks, as TransformBlock of exact.h has it in FP32. The result is FP32;
-// on GPUs it is rounded to the type of x where the row does not read INT8.
+// on GPUs it is rounded to the type of x where the row reads more than 8 bits.
 struct TransformArgs {
   ConstMatrixView x;              // [M, K], the caller's; a floating type
   const float* factor = nullptr;  // FP32 [K] or null
@@ -36,18 +36,25 @@ struct PrologueArgs {
   // With InputForm::kQuantized, for x' (by stored rows, times the factor) in FP32:
   //   a = max |x'| / 127 of the token, or 1 where that is 0; for kStatic scales[m]
   //   q = x' / a rounded to nearest even, within [-127, 127]; for kStatic within [-128, 127]
-  // A token that holds a NaN or an infinity has q = 0 and a = NaN, so that its result is NaN.
+  // With any form and a quantisation to E4M3:
+  //   a = max |x'| / 448 of the token, or of its block of 128, or 1 where that is 0; or scales[m]
+  //   q = x' / a rounded to the nearest E4M3, within [-448, 448]
+  // kTensorCoreFloat8 has q and a. Other forms have a * q, rounded to the type of x on GPUs; or with
+  // kTensorCore q in FP16 beside a.
+  // A token, or its block, that holds a NaN or an infinity has q = 0 and a = NaN, so that its result
+  // is NaN.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  const float* scales = nullptr;  // FP32 [M], for kStatic
+  const float* scales = nullptr;  // FP32 [M], where HasGivenScales
   void* out = nullptr;            // Steps::prologue_bytes bytes
 };
 
-// The result of the prologue: rows of x' in `x`, `stride` elements apart, and the factor of each
-// row's sums (FP32 [M], or null).
+// The result of the prologue: rows of x' in `x`, `stride` elements apart, and the factors of sums as
+// MatmulArgs::x_scale and x_scale_stride.
 struct PrologueResult {
   ConstMatrixView x;
   int64_t stride = 0;
   const float* scale = nullptr;
+  int64_t scale_stride = 0;
 };
 
 // y = round(act(sums + bias)).
@@ -141,6 +148,7 @@ struct Steps {
   absl::StatusOr<ConstMatrixView> (*transform_rows)(const TransformArgs&, Device&, StreamView);
   // Whether a row that reads the form `form` can read x where it is.
   bool (*needs_no_prologue)(InputForm form, const ConstMatrixView& x);
+  // Enough for every quantisation.
   int64_t (*prologue_bytes)(InputForm form, int64_t m, int64_t k);
   absl::Status (*run_prologue)(const PrologueArgs&, PrologueResult* out, Device&, StreamView);
   absl::Status (*run_epilogue)(const EpilogueArgs&, Device&, StreamView);

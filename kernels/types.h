@@ -13,8 +13,8 @@
 
 namespace awqd {
 
-// E4M3 and E8M0 are types of scales only: the first has 4 bits of exponent and 3 of mantissa, the
-// second is a power of two.
+// E4M3 has 4 bits of exponent and 3 of mantissa, E8M0 is a power of two. Both are types of scales;
+// kernels also multiply activations that were rounded to E4M3.
 enum class DType : uint8_t { kFp16, kBf16, kFp32, kInt8, kUint8, kInt32, kE4m3, kE8m0 };
 
 // Bytes of one element.
@@ -99,12 +99,23 @@ struct GateParameters {
   friend bool operator==(const GateParameters&, const GateParameters&) = default;
 };
 
-// How floating activations x are converted to INT8 before a product: x is about scale * q.
+// How floating activations x are rounded to 8 bits before a product: x is about scale * q, with q in
+// INT8 or in E4M3. kernels/steps.h has the formulas.
 enum class ActivationQuantization : uint8_t {
-  kNone,      // not converted
-  kPerToken,  // scale = max |x| / 127 of the token, q in [-127, 127]; see kernels/steps.h
-  kStatic,    // scale is given by the caller, q in [-128, 127]
+  kNone,            // not rounded
+  kPerToken,        // scale = max |x| / 127 of the token, q in [-127, 127]
+  kStatic,          // scale is given by the caller, q in [-128, 127]
+  kFloat8PerToken,  // E4M3, scale = max |x| / 448 of the token
+  kFloat8PerBlock,  // E4M3, scale = max |x| / 448 of a token's block of 128 in-features
+  kFloat8Static,    // E4M3, scale is given by the caller
 };
+constexpr bool IsFloat8(ActivationQuantization how) {
+  return how >= ActivationQuantization::kFloat8PerToken;
+}
+// Whether the caller gives the scales.
+constexpr bool HasGivenScales(ActivationQuantization how) {
+  return how == ActivationQuantization::kStatic || how == ActivationQuantization::kFloat8Static;
+}
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 

@@ -305,6 +305,8 @@ const KernelRow* WeightPlan::Quantized(int64_t m) const {
   return RowFor(quantized, Path::kFused, m);
 }
 
+const KernelRow* WeightPlan::Float8(int64_t m) const { return RowFor(float8, Path::kFused, m); }
+
 const KernelRow* WeightPlan::Grouped(int64_t rows) const {
   return RowFor(grouped, Path::kFused, rows);
 }

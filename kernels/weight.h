@@ -58,7 +58,7 @@ std::string WhyNoQuantizedActivations(const WeightShape& shape);
 // and the server does it when they request it.
 struct DeclaredActivations {
   ActivationQuantization how = ActivationQuantization::kNone;  // kNone: the checkpoint has no wish
-  float scale = 0;                                             // for kStatic
+  float scale = 0;                                             // where HasGivenScales
 };
 
 // A transform of activations before a product: each block of `size` in-features is multiplied by
@@ -208,8 +208,8 @@ struct RefusedRow {
 struct WeightPlan {
   std::vector<PlanEntry> matmul;  // ascending m within a path
   const KernelRow* dequantize = nullptr;
-  // For INT8 activations, and for quantised ones: ascending m; may be empty.
-  std::vector<PlanEntry> integer, quantized;
+  // For INT8 activations without and with scales, and for E4M3: ascending m; may be empty.
+  std::vector<PlanEntry> integer, quantized, float8;
   // For a stack of weights like this one, by ascending average number of rows of an expert; may be
   // empty.
   std::vector<PlanEntry> grouped;
@@ -217,9 +217,10 @@ struct WeightPlan {
 
   // The row for m tokens on `path`; null if the path has none.
   const KernelRow* Matmul(Path path, int64_t m) const;
-  // The row for m tokens in INT8, or quantised; or null.
+  // The row for m tokens of these; or null.
   const KernelRow* Integer(int64_t m) const;
   const KernelRow* Quantized(int64_t m) const;
+  const KernelRow* Float8(int64_t m) const;
   // The row for a stack whose experts have this many rows on average, or null.
   const KernelRow* Grouped(int64_t rows) const;
 };

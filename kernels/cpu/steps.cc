@@ -109,6 +109,30 @@ void Quantize(const PrologueArgs& args, PrologueResult* out, Device& device) {
   out->scale = scales;
 }
 
+// --- To E4M3 ---
+
+// Replaces x' of a token by a * q (PrologueArgs).
+void RoundToFloat8(const PrologueArgs& args, int64_t m, float* x) {
+  constexpr int64_t kBlock = 128;
+  const int64_t k = args.x.cols;
+  const bool blocks = args.quantization == ActivationQuantization::kFloat8PerBlock;
+  for (int64_t i = 0; i < k; i += blocks ? kBlock : k) {
+    const int64_t end = blocks ? std::min(i + kBlock, k) : k;
+    int32_t largest = 0;
+    for (int64_t e = i; e < end; ++e) {
+      largest = std::max(largest, std::bit_cast<int32_t>(std::abs(x[e])));
+    }
+    if (largest >= kInfinity) {
+      std::fill(x + i, x + end, std::numeric_limits<float>::quiet_NaN());
+      continue;
+    }
+    float scale = HasGivenScales(args.quantization) ? args.scales[m]
+                                                    : std::bit_cast<float>(largest) / kLargestE4m3;
+    if (scale == 0) scale = 1;
+    for (int64_t e = i; e < end; ++e) x[e] = E4m3ToFloat(FloatToE4m3(x[e] / scale)) * scale;
+  }
+}
+
 // INT8 keeps its type: an order is all that there can be.
 void StageIntegers(const PrologueArgs& args, PrologueResult* out, Device& device) {
   const int64_t k = args.x.cols;
@@ -134,8 +158,10 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
   }
   float* const staged = static_cast<float*>(args.out);
   const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
-  Pool(device).ForEachRow(args.x.rows, k, kPerTask,
-                          [&](int64_t m) { LoadStaged(args, m, 0, k, staged + m * k, bodies); });
+  Pool(device).ForEachRow(args.x.rows, k, kPerTask, [&](int64_t m) {
+    LoadStaged(args, m, 0, k, staged + m * k, bodies);
+    if (IsFloat8(args.quantization)) RoundToFloat8(args, m, staged + m * k);
+  });
   out->x = {staged, DType::kFp32, args.x.rows, k};
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::FixedOrderA16Row(),
       &cuda::PersistentA8Row(),
       &cuda::PersistentA8ScaledRow(),
+      &cuda::PersistentFloat8Row(),
       &cuda::PersistentGroupedRow(),
       // sm80/: every GPU from compute capability 7.5
       &cuda::QMatmulA16(),

@@ -161,6 +161,7 @@ Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   PlanPath(readers, Op::kMatmul, Path::kDequantize, &out.plan.matmul);
   PlanPath(readers, Op::kIntegerMatmul, Path::kFused, &out.plan.integer);
   PlanPath(readers, Op::kQuantizedActivations, Path::kFused, &out.plan.quantized);
+  PlanPath(readers, Op::kFloat8Activations, Path::kFused, &out.plan.float8);
   PlanPath(readers, Op::kGroupedMatmul, Path::kFused, &out.plan.grouped);
   out.plan.dequantize = Best(readers, Op::kDequantize, Path::kFused, 1);
   if (out.plan.matmul.empty() || out.plan.dequantize == nullptr) return out;
@@ -286,6 +287,9 @@ std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo
   }
   for (const PlanEntry& entry : plan.rows.quantized) {
     absl::StrAppend(&out, "; quantised activations M >= ", entry.min_m, ": ", entry.row->name);
+  }
+  for (const PlanEntry& entry : plan.rows.float8) {
+    absl::StrAppend(&out, "; E4M3 activations M >= ", entry.min_m, ": ", entry.row->name);
   }
   for (const PlanEntry& entry : plan.rows.grouped) {
     absl::StrAppend(&out, "; experts M >= ", entry.min_m, ": ", entry.row->name);

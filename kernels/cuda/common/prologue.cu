@@ -6,6 +6,7 @@
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/cuda/common/prologue.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/steps.cuh"
 #include "kernels/cuda/common/steps.h"
@@ -16,28 +17,6 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// Element i of a row of x', in FP32.
-struct Reader {
-  const void* x;
-  DType dtype;
-  const int32_t* order;  // or null
-  const float* factor;   // or null
-  int64_t k;
-
-  __device__ __forceinline__ float At(int64_t row, int64_t i) const {
-    const int64_t from = order == nullptr ? i : order[i];
-    const int64_t at = row * k + from;
-    float value;
-    if (dtype == DType::kFp32) {
-      value = static_cast<const float*>(x)[at];
-    } else {
-      const uint16_t bits = static_cast<const uint16_t*>(x)[at];
-      value = dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
-    }
-    return factor == nullptr ? value : value * factor[from];
-  }
-};
 
 // The largest finite magnitude of a row, the same in every thread.
 __device__ float LargestFinite(const Reader& x, int64_t row) {
@@ -160,66 +139,6 @@ absl::Status LaunchCopyIntegers(const IntegerRows& rows, int64_t count, StreamVi
 
 // ---- floating rows to INT8 ----------------------------------------------------------------------
 
-constexpr int kMostRunThreads = 1024;
-constexpr int kInfinityBits = 0x7f800000;
-
-// A run of 16-bit elements in FP32.
-__device__ __forceinline__ void WidenRun(const uint4 (&run)[2], DType dtype,
-                                         float (&v)[kIntegerRun]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t pairs[4] = {run[half].x, run[half].y, run[half].z, run[half].w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint16_t bits = pairs[i / 2] >> (i % 2 * 16) & 0xffff;
-      v[half * 8 + i] = dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
-    }
-  }
-}
-
-// A run of 16 elements of x', zero from K on. `wide`: they lie together on 16 bytes.
-__device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t first, bool wide,
-                                        float (&v)[kIntegerRun]) {
-  if (!wide || first + kIntegerRun > x.k) {
-#pragma unroll
-    for (int i = 0; i < kIntegerRun; ++i) v[i] = first + i < x.k ? x.At(row, first + i) : 0.0f;
-    return;
-  }
-  const int64_t at = row * x.k + first;
-  if (x.dtype == DType::kFp32) {
-    const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(x.x) + at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 four = from[i];
-      v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
-    }
-    return;
-  }
-  const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x.x) + at);
-  const uint4 run[2] = {from[0], from[1]};
-  WidenRun(run, x.dtype, v);
-}
-
-__device__ __forceinline__ int LargestOfWarp(int v) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(0xffffffff, v);
-#else
-  for (int apart = 16; apart > 0; apart /= 2) v = max(v, __shfl_xor_sync(0xffffffff, v, apart));
-  return v;
-#endif
-}
-
-// The bits of the largest magnitude of all threads, which order magnitudes as integers do, those of
-// an infinity and of NaNs last. The same in every thread.
-__device__ int LargestOfBlock(int largest) {
-  __shared__ int by_warp[kMostRunThreads / 32];
-  largest = LargestOfWarp(largest);
-  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) largest = max(largest, by_warp[w]);
-  return largest;
-}
-
 // Quotients by `scale` as PrologueArgs says: round(v / scale), at least `least`, at most 127.
 struct Quantizer {
   float scale;
@@ -301,12 +220,6 @@ struct Int8Rows {
   bool reordered;
   bool wide;
 };
-
-__device__ __forceinline__ int LargestOfRun(const float (&v)[kIntegerRun], int largest) {
-#pragma unroll
-  for (int i = 0; i < kIntegerRun; ++i) largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
-  return largest;
-}
 
 // `largest`: LargestOfBlock of the row. Stores its scale.
 __device__ __forceinline__ Quantizer QuantizerOfRow(const Int8Rows& to, int64_t row, int largest) {
@@ -402,16 +315,16 @@ absl::Status LaunchQuantizeRows(const Reader& x, int64_t rows, const Int8Rows& t
               : Launch<QuantizeRows>("common/prologue", config, x, to);
 }
 
-bool RowsOnSixteenBytes(const ConstMatrixView& x) {
-  return x.cols * SizeOf(x.dtype) % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
-
-bool IsIntegers(InputForm form) {
-  return form == InputForm::kTensorCoreIntegers || form == InputForm::kQuantized;
+// Forms of one byte an element.
+bool IsBytes(InputForm form) {
+  return form == InputForm::kTensorCoreIntegers || form == InputForm::kTensorCoreFloat8 ||
+         form == InputForm::kQuantized;
 }
 
 int64_t Stride(InputForm form, int64_t k) {
-  if (form == InputForm::kTensorCoreIntegers) return RoundUp(k, kIntegerBlock);
+  if (form == InputForm::kTensorCoreIntegers || form == InputForm::kTensorCoreFloat8) {
+    return RoundUp(k, kIntegerBlock);
+  }
   return form == InputForm::kTensorCore ? RoundUp(k, 8) : k;
 }
 
@@ -419,15 +332,17 @@ int64_t Stride(InputForm form, int64_t k) {
 
 bool NeedsNoPrologue(InputForm form, const ConstMatrixView& x) {
   if (form == InputForm::kAny) return true;
-  if (form == InputForm::kTensorCoreIntegers) return false;
+  if (form == InputForm::kTensorCoreIntegers || form == InputForm::kTensorCoreFloat8) return false;
   if (form == InputForm::kQuantized) return x.dtype == DType::kInt8;
   return x.dtype != DType::kFp32 && x.cols % 8 == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
 int64_t PrologueBytes(InputForm form, int64_t m, int64_t k) {
-  const int64_t element = form == InputForm::kAny ? 4 : IsIntegers(form) ? 1 : 2;
-  return RoundUp(m * Stride(form, k) * element, 256) + RoundUp(m * 4, 256);
+  const int64_t element = form == InputForm::kAny ? 4 : IsBytes(form) ? 1 : 2;
+  const int64_t scales =
+      form == InputForm::kTensorCoreFloat8 ? Float8ScalesBytes(m, k) : RoundUp(m * 4, 256);
+  return RoundUp(m * Stride(form, k) * element, 256) + scales;
 }
 
 absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& device,
@@ -456,7 +371,11 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
     return reinterpret_cast<float*>(static_cast<char*>(args.out) +
                                     RoundUp(x.rows * stride * element, 256));
   };
-  if (IsIntegers(args.form)) {
+  if (IsFloat8(args.quantization)) {
+    return RunPrologueFloat8(args, stride, scales_at(args.form == InputForm::kTensorCoreFloat8 ? 1 : 2),
+                             out, stream);
+  }
+  if (IsBytes(args.form)) {
     out->x.dtype = DType::kInt8;
     float* const scales = scales_at(1);
     out->scale = scales;

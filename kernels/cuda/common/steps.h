@@ -22,6 +22,12 @@ absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView strea
 absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream);
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream);
 
+// The prologue of activations that are rounded to E4M3. `scales`: Float8ScalesBytes with
+// kTensorCoreFloat8, else one for each row.
+absl::Status RunPrologueFloat8(const PrologueArgs& args, int64_t stride, float* scales,
+                               PrologueResult* out, StreamView stream);
+int64_t Float8ScalesBytes(int64_t rows, int64_t k);
+
 // The prologue of a weight with an order: rows of 16-bit activations in the order of its stored
 // rows.
 struct OrderedRows {

@@ -157,8 +157,9 @@ absl::StatusOr<ConstMatrixView> TransformRows(const TransformArgs& args, Device&
                                               StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const ConstMatrixView& x = args.x;
-  const bool integers =
-      args.form == InputForm::kTensorCoreIntegers || args.form == InputForm::kQuantized;
+  const bool bytes =
+      args.form == InputForm::kTensorCoreIntegers || args.form == InputForm::kQuantized ||
+      args.form == InputForm::kTensorCoreFloat8;
   const int size = static_cast<int>(args.hadamard.size), tile = std::max(size, kStep);
   const Rows rows = {.x = x.data,
                      .dtype = x.dtype,
@@ -167,7 +168,7 @@ absl::StatusOr<ConstMatrixView> TransformRows(const TransformArgs& args, Device&
                      .size = size,
                      .scale = args.hadamard.scale,
                      .out = args.out,
-                     .out_dtype = integers ? DType::kFp32 : x.dtype,
+                     .out_dtype = bytes ? DType::kFp32 : x.dtype,
                      .tile = tile,
                      .wide = x.dtype != DType::kFp32 && x.cols % kRun == 0 &&
                              reinterpret_cast<uintptr_t>(x.data) % 16 == 0};

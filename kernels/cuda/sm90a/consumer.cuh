@@ -70,12 +70,9 @@ __device__ __forceinline__ void ReleaseSlot(uint32_t full, uint32_t blocks) {
   }
 }
 
-template <class Config, bool kInt8 = Config::kInt8>
-class Consumer;
-
-// The consumer of activations of 16 bits.
-template <class Config>
-class Consumer<Config, false> {
+// The consumer of activations of 16 bits. Other types have consumers of their own.
+template <class Config, DType kX = Config::kActivations>
+class Consumer {
  public:
   // `record`: which of the block's records this consumer decodes.
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,

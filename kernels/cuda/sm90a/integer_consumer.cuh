@@ -9,7 +9,7 @@ namespace awqd::cuda {
 namespace {
 
 template <class Config>
-class Consumer<Config, true> {
+class Consumer<Config, DType::kInt8> {
  public:
   // `record`: which of the block's records this consumer decodes.
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,

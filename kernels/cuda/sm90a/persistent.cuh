@@ -16,6 +16,9 @@ namespace {
 
 constexpr int kWarpgroupThreads = 128;
 
+// Tokens lie in shared memory in swizzled rows: half a step of 16 bits, a step of 8.
+constexpr int kTokenRowBytes = 128;
+
 // Registers of a thread, by the number of consumers in its block.
 constexpr int ConsumerRegisters(int consumers) {
   return consumers <= 2 ? 232 : consumers == 3 ? 160 : 112;
@@ -34,7 +37,7 @@ constexpr bool ScalesSums(DType x, const RecordKind& kind, bool fixed_order,
   const int most_tokens = kind.code == CodeKind::kE4m3 ? 256 : x == DType::kBf16 ? 104 : 56;
   const int consumers = tile.records * tile.slices;
   const int room = consumers <= 2 ? 144 : consumers == 3 ? 72 : 32;  // tokens, by registers
-  return x != DType::kInt8 && kind.metas == 1 && !fixed_order &&
+  return SizeOf(x) == 2 && kind.metas == 1 && !fixed_order &&
          tile.tokens <= std::min(most_tokens, room);
 }
 
@@ -66,11 +69,12 @@ struct PersistentConfig {
   static constexpr bool kGrouped = kProduct == ProductKind::kGrouped;
   static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder, kTile);
   using Math = MathOf<Record, kX == DType::kBf16, kScalesSums, kKind.long_scales>;
-  static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
+  static constexpr DType kActivations = kX;  // bytes need no Math
   // Sums are integers modulo 2^32.
   static constexpr bool kIntegers = kProduct == ProductKind::kIntegers;
   using Sum = std::conditional_t<kIntegers, uint32_t, float>;
-  static constexpr int kXBytes = kInt8 ? 1 : 2;
+  static constexpr bool kTokenScales = kProduct == ProductKind::kTokenScales;
+  static constexpr int kXBytes = SizeOf(kX);
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRecords = kTile.records;  // side by side along N
   static constexpr int kCluster = kTile.cluster;
@@ -100,15 +104,15 @@ struct PersistentConfig {
   static constexpr int kProducerRegisters = ProducerRegisters(kConsumers);
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kStartRegisters);
-  static constexpr int kSlotBytes = SlotBytes(kTile, kKind, kXBytes);
-  static constexpr int kSlots = RingSlots(kTile, kKind, kXBytes);
-  static constexpr int kSharedBytes = SharedBytes(kTile, kKind, kXBytes);
+  static constexpr int kSlotBytes = SlotBytes(kTile, kKind, kX);
+  static constexpr int kSlots = RingSlots(kTile, kKind, kX);
+  static constexpr int kSharedBytes = SharedBytes(kTile, kKind, kX);
   static constexpr int kTokenBytes = kTokens * mma16::kBlockK * kXBytes;
   static constexpr int kSums = kTokens / 2;
 };
 
 // Addresses in shared memory: the tokens of all slots, then the records of all slots, then the
-// barriers.
+// scales of tokens where each step has some, then the barriers.
 template <class Config>
 struct Ring {
   uint32_t base;
@@ -125,6 +129,10 @@ struct Ring {
     return base + Config::kSlots * Config::kSlotBytes + slot * 16;
   }
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
+  // FP32 scales of a slot's tokens.
+  __device__ __forceinline__ uint32_t TokenScales(int slot) const {
+    return Full(0) - (Config::kSlots - slot) * Config::kTokens * 4;
+  }
   // For split-K tiles. Through: a barrier that counts the consumers, of all splits, that no longer
   // need their ring. Arrived: a barrier that counts the bytes of sums that other blocks sent.
   __device__ __forceinline__ uint32_t Through() const { return Full(Config::kSlots); }

@@ -54,9 +54,6 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   }
 }
 
-// Bytes of half a step of one token, as they lie swizzled in shared memory.
-constexpr int kTokenRowBytes = 128;
-
 // Loads this block's tokens for the whole cluster.
 template <class Config>
 __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const Ring<Config>& ring,
@@ -75,7 +72,9 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     const int first = rank * (last ? p.last_stride : rows);
     int token = place.tokens * Config::kTokens + first;
     if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + first;
-    const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes;
+    constexpr int kScaleBytes = Config::kTokenScales ? Config::kTokens * 4 : 0;
+    const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes + kScaleBytes;
+    const int first_token = place.tokens * Config::kTokens;
     const int slice_steps = SliceSteps<Config>(p, work);
     for (int step = work.begin; step < work.begin + slice_steps; ++step) {
 #pragma unroll
@@ -84,6 +83,11 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
         if (s > 0 && of_slice >= work.end) continue;
         BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
         BarrierExpect(ring.Full(at.slot), bytes);
+        if constexpr (Config::kTokenScales) {
+          const float* const scales =
+              p.token_scales + of_slice * p.token_scales_stride + first_token;
+          BulkCopy(ring.TokenScales(at.slot), scales, kScaleBytes, ring.Full(at.slot));
+        }
 #pragma unroll
         for (int half = 0; half < Config::kXBytes; ++half) {
           const uint32_t to =

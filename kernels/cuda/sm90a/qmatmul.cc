@@ -61,7 +61,12 @@ absl::Status MapTokens(const ConstMatrixView& x, int64_t x_stride, int box_rows,
 
 absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
   const int64_t m = args.x.rows;
-  p->x_scale = args.x_scale;
+  if (args.x_scale_stride > 0) {
+    p->token_scales = args.x_scale;
+    p->token_scales_stride = args.x_scale_stride;
+  } else {
+    p->x_scale = args.x_scale;
+  }
   p->last_rows = LastTokenRows(m, tile);
   p->last_stride = LastTokenStride(m, tile);
   AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, p->last_rows, &p->x_last));
@@ -202,6 +207,13 @@ absl::Status LaunchInt8(const Target& go, bool integers) {
   return go.To<kX, kFree, kFreeTilesInt8, Integers(4, 1), Integers(8, 1)>();
 }
 
+absl::Status LaunchE4m3(const Target& go) {
+  using enum ProductKind;
+  constexpr DType kX = DType::kE4m3;
+  if (go.p.token_scales != nullptr) return go.To<kX, kTokenScales, kTilesE4m3, E4m3(0), E4m3(1)>();
+  return go.To<kX, kFree, kTilesE4m3, E4m3(0), E4m3(1)>();
+}
+
 absl::Status CheckCounters(StreamView stream) {
   if (stream.counters != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -257,6 +269,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
   const Target go = {p, tile, device, stream};
   if (args.x.dtype == DType::kInt8) return LaunchInt8(go, SumsStayIntegers(shape));
+  if (args.x.dtype == DType::kE4m3) return LaunchE4m3(go);
   return LaunchKind(go, args.x.dtype, /*fixed_order=*/work.k_range > 0);
 }
 

@@ -28,6 +28,8 @@ struct PersistentParams {
   CUtensorMap x_last;  // the same for the last tile of tokens, boxes of as many bytes x last_rows
   const uint8_t* records;  // layout mma16
   const float* x_scale;    // [m], a factor for each row of sums; null: 1
+  const float* token_scales;     // [steps, token_scales_stride] of ProductKind::kTokenScales
+  int64_t token_scales_stride;   // a multiple of 4
   const float* outer;      // [n], a factor for each column of sums; null: 1
   float unit;              // a factor for all sums beside `outer`: what decodes are short of, or 1
   void* y;                 // [m, n] of y_dtype
@@ -58,9 +60,10 @@ enum class ProductKind {
   kFixedOrder,  // keeps the order of sums of common/fixed_order.h
   kGrouped,     // of a stack of experts
   kIntegers,    // of INT8 activations: sums stay INT32 (SumsStayIntegers)
+  kTokenScales,  // of E4M3 activations: each token has a scale for every 128 of K
 };
 
-// kX: the type of activations, FP16, BF16 or INT8. kList: the tiles, a list of tile_list.h. kKinds:
+// kX: the type of activations, FP16, BF16, INT8 or E4M3. kList: the tiles, a list of tile_list.h. kKinds:
 // the kinds of records that this instantiation serves. Each instantiation has a file of its own, so
 // that they compile side by side (CMakeLists.txt).
 template <DType kX, ProductKind kProduct, const auto& kList, RecordKind... kKinds>

@@ -15,6 +15,7 @@ const KernelRow& PersistentA16Row();
 const KernelRow& FixedOrderA16Row();
 const KernelRow& PersistentA8Row();
 const KernelRow& PersistentA8ScaledRow();
+const KernelRow& PersistentFloat8Row();
 const KernelRow& PersistentGroupedRow();
 
 // ---- What the rows share ------------------------------------------------------------------------

@@ -36,7 +36,7 @@ constexpr bool Serves(const TileCost& listed, const RecordKind& kind, DType x) {
   // tokens: without that tile 256 tokens of 4096 x 28672 take 1.24 to 1.37 times cuBLASLt's time
   // instead of 1.04 to 1.16 (H200, 2026-11-29).
   const bool large = kind.real_zeros || kind.code == CodeKind::kTable;
-  const int slots = RingSlots(tile, kind, x == DType::kInt8 ? 1 : 2) / tile.slices;
+  const int slots = RingSlots(tile, kind, x) / tile.slices;
   if (slots < (large && tile.tokens == 256 ? 2 : 3)) return false;
   const bool common =
       kind == Integers(4, 2) || kind == Integers(4, 8) || kind.code == CodeKind::kE2m1;
@@ -219,6 +219,16 @@ inline constexpr TileCost kFreeTilesInt8[] = {
     {{64, 1, 1, 2}, 0.190, 0.190, kEvery},  {{64, 2, 2}, 0.260, 0.260, kEvery},
     {{64, 2, 1, 2}, 0.280, 0.280, kEvery},  {{128, 1, 1, 2}, 0.280, 0.280, kEvery},
     {{128, 2, 1, 2}, 0.440, 0.440, kEvery}, {{128, 2, 2}, 0.440, 0.440, kEvery},
+};
+
+// ---- E4M3 activations ---------------------------------------------------------------------------
+
+inline constexpr TileCost kTilesE4m3[] = {
+    {{64, 1, 1, 2, 1, 2}, 0.170, 0.170, kEvery}, {{64, 2, 1, 2}, 0.290, 0.290, kEvery},
+    {{64, 2, 2}, 0.300, 0.300, kEvery},          {{128, 1, 1, 2}, 0.290, 0.290, kEvery},
+    {{128, 2, 1, 2}, 0.400, 0.400, kEvery},      {{128, 2, 2}, 0.400, 0.400, kEvery},
+    {{192, 2, 1, 2}, 0.520, 0.520, kEvery},      {{192, 2, 2}, 0.520, 0.520, kEvery},
+    {{256, 2, 1, 2}, 0.660, 0.660, kEvery},      {{256, 2, 2}, 0.660, 0.660, kEvery},
 };
 
 }  // namespace awqd::cuda

@@ -22,6 +22,7 @@ absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
   if (x == DType::kInt8) {
     return SumsStayIntegers(shape) ? absl::MakeConstSpan(kIntegerTilesInt8) : kFreeTilesInt8;
   }
+  if (x == DType::kE4m3) return kTilesE4m3;
   return shape.scheme.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
 }
 

@@ -78,11 +78,14 @@ constexpr bool IsCompiled(const RecordKind& kind) {
 // The tiles that are compiled for weights of this shape and activations of dtype `x`.
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = DType::kFp16);
 
-// A slot of the ring holds one step, 128 of K: the tokens, `x_bytes` an element, and the records. A
-// record of 4 bits and one meta is given the room of two, so that both kinds have as many slots.
-constexpr int SlotBytes(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+// A slot of the ring holds one step, 128 of K: the tokens, those of E4M3 with a scale each, and the
+// records. A record of 4 bits and one meta is given the room of two, so that both kinds have as
+// many slots.
+constexpr int SlotBytes(const PersistentTile& tile, const RecordKind& kind,
+                        DType x = DType::kFp16) {
   const int metas = kind == Integers(4, 1) ? 2 : kind.metas;
-  return tile.tokens * mma16::kBlockK * x_bytes +
+  const int scale = x == DType::kE4m3 ? 4 : 0;
+  return tile.tokens * (mma16::kBlockK * static_cast<int>(SizeOf(x)) + scale) +
          tile.records *
              mma16::RecordBytes(kind.bits, metas, mma16::MetaKindOf(kind.code, kind.real_zeros));
 }
@@ -91,15 +94,17 @@ constexpr int SlotBytes(const PersistentTile& tile, const RecordKind& kind, int 
 // block, a table's pairs, two barriers of 8 bytes for each slot and two more for the block. More
 // than 16 slots gain nothing. A multiple of `slices`, because every slice has as many slots as the
 // others.
-constexpr int RingSlots(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+constexpr int RingSlots(const PersistentTile& tile, const RecordKind& kind,
+                        DType x = DType::kFp16) {
   const int room = 227 * 1024 - 16 - PairTableBytes(kind.code);
-  const int slots = room / (SlotBytes(tile, kind, x_bytes) + 16);
+  const int slots = room / (SlotBytes(tile, kind, x) + 16);
   return (slots < 16 ? slots : 16) / tile.slices * tile.slices;
 }
 
-constexpr int SharedBytes(const PersistentTile& tile, const RecordKind& kind, int x_bytes = 2) {
+constexpr int SharedBytes(const PersistentTile& tile, const RecordKind& kind,
+                        DType x = DType::kFp16) {
   return PairTableBytes(kind.code) +
-         RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
+         RingSlots(tile, kind, x) * (SlotBytes(tile, kind, x) + 16) + 16;
 }
 
 // In fixed order a consumer needs two accumulators: of the k-range that it computes, and the total

@@ -4,8 +4,8 @@
 // d[64 x N] += a[64 x 16] b[16 x N] by a warpgroup: warp w holds rows 16 w .. 16 w + 15
 // of a and d, each in the fragment order of mma.m16n8k16, so that a word of layout mma16 decodes
 // straight into an operand. b lies in shared memory as N rows of 16 consecutive k, in 128-byte rows
-// that are swizzled as the copy engine writes them. For signed bytes k is 32 instead of 16, and
-// sums are integers modulo 2^32.
+// that are swizzled as the copy engine writes them. For bytes, signed or E4M3, k is 32 instead of
+// 16, and sums of signed bytes are integers modulo 2^32.
 #pragma once
 
 #include <cstdint>
@@ -158,6 +158,21 @@ __device__ __forceinline__ void WgmmaInt8(uint32_t (&d)[kTokens / 2], const uint
   AWQD_WGMMA_INT8_CASE(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("r", 0))
   AWQD_WGMMA_INT8_CASE(192, AWQD_L96, 96, 97, 98, 99, 100, 101, AWQD_D96("r", 0))
   AWQD_WGMMA_INT8_CASE(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128("r", 0))
+  { static_assert(kTokens == 0, "add a case for this number of tokens"); }
+}
+
+#define AWQD_WGMMA_E4M3_CASE(N, ...)                             \
+  if constexpr (kTokens == N) {                                  \
+    AWQD_WGMMA(#N "k32", "f32.e4m3.e4m3", ", 1, 1", __VA_ARGS__); \
+  } else
+
+// The same for E4M3, with sums in FP32 of which about 14 bits are kept.
+template <int kTokens>
+__device__ __forceinline__ void WgmmaE4m3(float (&d)[kTokens / 2], const uint32_t (&a)[4],
+                                          uint64_t tokens, int add) {
+  AWQD_WGMMA_E4M3_CASE(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32("f", 0))
+  AWQD_WGMMA_E4M3_CASE(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48("f", 0))
+  AWQD_WGMMA_E4M3_CASE(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("f", 0))
   { static_assert(kTokens == 0, "add a case for this number of tokens"); }
 }
 // clang-format on
