@@ -101,9 +101,21 @@ std::pair<const v1::StackInfo*, int> StackOf(const std::string& path, const Stac
 
 // The quantisation of activations that the checkpoint declares.
 std::string Declared(const v1::WeightInfo& weight) {
-  if (weight.activations() == v1::INT8_PER_TOKEN) return " (declared: per_token)";
-  if (weight.activations() != v1::INT8_STATIC) return "";
-  return absl::StrCat(" (declared: static, scale ", weight.activation_scale(), ")");
+  const auto scale = [&] { return absl::StrCat(", scale ", weight.activation_scale(), ")"); };
+  switch (weight.activations()) {
+    case v1::INT8_PER_TOKEN:
+      return " (declared: per_token)";
+    case v1::INT8_STATIC:
+      return absl::StrCat(" (declared: static", scale());
+    case v1::FP8_PER_TOKEN:
+      return " (declared: fp8_per_token)";
+    case v1::FP8_PER_BLOCK_128:
+      return " (declared: fp8_per_block_128)";
+    case v1::FP8_STATIC:
+      return absl::StrCat(" (declared: fp8_static", scale());
+    default:
+      return "";
+  }
 }
 
 // "fused 1-255 cpu/qmatmul_a16", and what quantised activations take.
@@ -113,6 +125,9 @@ std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
     out.push_back(absl::StrCat(PathName(entry.path()), " ",
                                TokenRange(entry.min_tokens(), entry.max_tokens()), " ",
                                entry.kernel()));
+  }
+  if (!weight.float8_kernel().empty()) {
+    out.push_back(absl::StrCat("E4M3 activations ", weight.float8_kernel(), Declared(weight)));
   }
   if (!weight.a8_kernel().empty()) {
     out.push_back(absl::StrCat("quantised activations ", weight.a8_kernel(), Declared(weight)));

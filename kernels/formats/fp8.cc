@@ -5,6 +5,7 @@
 //       [N / 128, K / 128], rounded up, for blocks of weight_block_size, then also F8_E8M0;
 //       [] or [1] for all; [N] or [N, 1] per out feature; of fused projections also [3] or [3, 1],
 //       one for each, and blocks that begin anew with each
+//   input_scale or activation_scale F32, BF16, F16 [] or [1]: of static activations
 //   bias [N], optional
 //
 // DeepSeek-V4 calls the scales "scale". Its experts are MXFP4:
@@ -33,11 +34,11 @@ namespace awqd {
 namespace {
 
 constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale", "scale",
-                                           "bias"};
-constexpr absl::string_view kOptional[] = {"weight_scale_inv", "weight_scale", "scale", "bias"};
+                                           "input_scale", "activation_scale", "bias"};
+constexpr auto kOptional = absl::MakeConstSpan(kSuffixes).subspan(1);
 constexpr absl::string_view kNamesOfScales[] = {"weight_scale_inv", "weight_scale", "scale"};
 constexpr absl::string_view kCodeTypes[] = {"F8_E4M3", "I8"};
-constexpr absl::string_view kSettings[] = {"block_k", "block_n"};
+constexpr absl::string_view kSettings[] = {"activations", "block_k", "block_n"};
 constexpr int64_t kMostBlock = int64_t{1} << 31;
 
 // --- Settings ---
@@ -56,7 +57,7 @@ absl::StatusOr<Setting> ReadBlockSize(const Setting& config) {
     return BadSetting("weight_block_size", *size, "null or a list of two numbers");
   }
   out.members = {{"block_n", size->list[0]}, {"block_k", size->list[1]}};
-  for (const absl::string_view name : kSettings) {
+  for (const absl::string_view name : {"block_k", "block_n"}) {
     const absl::Status status = ReadBlock(out, name).status();
     if (!status.ok()) return BadValue("weight_block_size", "others", "two whole numbers from 1 on");
   }
@@ -68,12 +69,33 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   AWQD_RETURN_IF_ERROR(CheckWord(config, "expert_dtype", {"fp8", "fp4"}));
   AWQD_ASSIGN_OR_RETURN(const std::string scheme, ReadWord(config, "activation_scheme"));
   AWQD_ASSIGN_OR_RETURN(Setting rule, ReadBlockSize(config));
+  const bool known = scheme == "dynamic" || scheme == "static";
+  if (known) rule.members["activations"] = Setting::String(scheme);
   AWQD_ASSIGN_OR_RETURN(QuantConfig out, OneRule(config, std::move(rule),
                                                  {"modules_to_not_convert", "ignored_layers"}));
-  if (!scheme.empty()) {
-    out.note = "activation_scheme has no effect: activations are not quantised to FP8";
+  if (!scheme.empty() && !known) {
+    out.note = "activation_scheme has no effect: it is neither dynamic nor static";
   }
   return out;
+}
+
+// Dynamic activations have scales of blocks of 128 where the weight has such blocks, else of tokens;
+// static ones have one scale, which a weight of several fused projections may lack.
+absl::StatusOr<DeclaredActivations> DecodeActivations(const Setting& object, int64_t block_k,
+                                                      const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const std::string scheme, ReadWord(object, "activations"));
+  if (scheme.empty()) return DeclaredActivations{};
+  if (scheme == "dynamic") {
+    if (block_k == 0) return DeclaredActivations{ActivationQuantization::kFloat8PerToken};
+    if (block_k == 128) return DeclaredActivations{ActivationQuantization::kFloat8PerBlock};
+    return DeclaredActivations{};
+  }
+  if (scheme != "static") return UnreadSetting("activations", Quoted(scheme), "dynamic or static");
+  for (const absl::string_view name : {"input_scale", "activation_scale"}) {
+    AWQD_ASSIGN_OR_RETURN(const DeclaredActivations found, DecodeStaticFp8(name, tensors));
+    if (found.how != ActivationQuantization::kNone) return found;
+  }
+  return DeclaredActivations{};
 }
 
 // --- Tensors ---
@@ -203,10 +225,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   }
   AWQD_ASSIGN_OR_RETURN(scales.name, NameOfScales(tensors));
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
-  if (weight->dtype != "I8") return DecodeFp8(scales, tensors);
   const E2m1Tensors mxfp4 = {
       .scales = scales.name, .scale = DType::kE8m0, .group_size = 32, .code_dtype = "I8"};
-  return DecodeE2m1(mxfp4, tensors);
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, weight->dtype == "I8" ? DecodeE2m1(mxfp4, tensors)
+                                                              : DecodeFp8(scales, tensors));
+  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(object, scales.block_k, tensors));
+  return out;
 }
 
 }  // namespace
@@ -234,6 +258,17 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
   if (codes->unread()) return out;
   out.codes = TransposedNibbles(codes->bytes, out.n, out.k, FirstNibble::kLow);
   return out;
+}
+
+absl::StatusOr<DeclaredActivations> DecodeStaticFp8(absl::string_view name,
+                                                    const LinearTensors& tensors) {
+  const TensorView* const scale = FindTensor(tensors, name);
+  if (scale == nullptr || absl::c_any_of(scale->shape, [](int64_t side) { return side != 1; })) {
+    return DeclaredActivations{};
+  }
+  AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber(name, *scale));
+  if (number > 0) return DeclaredActivations{ActivationQuantization::kFloat8Static, number};
+  return BadTensor(name, absl::StrCat(number), "a positive number");
 }
 
 bool AreOfProjections(const TensorView& codes, const TensorView& scales) {

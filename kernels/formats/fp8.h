@@ -20,6 +20,11 @@ struct Fp8Scales {
   bool e8m0 = false;  // whether they may be powers of two of one byte
 };
 
+// What a linear declares whose tensor `name`, of one element, is the scale of its E4M3 activations.
+// Nothing without the tensor, and where it has an element for each of several fused projections.
+absl::StatusOr<DeclaredActivations> DecodeStaticFp8(absl::string_view name,
+                                                    const LinearTensors& tensors);
+
 // Whether there is a scale for each of the projections that the codes [N, K] are fused of, rather
 // than one for all or one per out feature.
 bool AreOfProjections(const TensorView& codes, const TensorView& scales);

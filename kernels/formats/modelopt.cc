@@ -11,6 +11,8 @@
 //   w4a16_awq: weight U8 [N / 2, K], even n in the low half of a byte, two's complement;
 //       weight_scale F32, BF16, F16 [N, K / group_size], [N] or [N, 1]
 //   pre_quant_scale [K], optional: what activations are multiplied by
+//   input_scale F32 [] or [1], optional: of static FP8 activations (fp8, w4a8_mxfp4_fp8,
+//       w4a8_nvfp4_fp8); fp8_per_channel_per_token has dynamic ones
 //   bias [N], optional
 //
 // In a request E4M3 is U8. Its settings, of config.json and of hf_quant_config.json:
@@ -24,6 +26,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
@@ -37,8 +40,9 @@ namespace awqd {
 namespace {
 
 constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_scale_2",
-                                           "pre_quant_scale", "bias"};
-constexpr absl::string_view kOptional[] = {"weight_scale_2", "pre_quant_scale", "bias"};
+                                           "pre_quant_scale", "input_scale", "bias"};
+constexpr absl::string_view kOptional[] = {"weight_scale_2", "pre_quant_scale", "input_scale",
+                                           "bias"};
 constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3", "I8"};
 constexpr absl::string_view kSettings[] = {"quant_algo", "group_size"};
 constexpr absl::string_view kMixed = "mixed_precision";
@@ -202,6 +206,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeParts(settings, tensors));
   AWQD_RETURN_IF_ERROR(DecodeFactor(tensors, &out));
+  AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(object, "quant_algo"));
+  if (name == "fp8_per_channel_per_token") {
+    out.activations.how = ActivationQuantization::kFloat8PerToken;
+  } else if (name == "fp8" || absl::EndsWith(name, "_fp8")) {
+    AWQD_ASSIGN_OR_RETURN(out.activations, DecodeStaticFp8("input_scale", tensors));
+  }
   return out;
 }
 

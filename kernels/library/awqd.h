@@ -171,7 +171,11 @@ typedef enum awqd_activation {
 typedef enum awqd_quantization {
   AWQD_UNQUANTIZED = 0,
   AWQD_INT8_PER_TOKEN = 1,  // scale = max |x| / 127 of the token
-  AWQD_INT8_STATIC = 2      // the scales of the call
+  AWQD_INT8_STATIC = 2,     // the scales of the call
+  // To E4M3, of any weight.
+  AWQD_FP8_PER_TOKEN = 3,      // scale = max |x| / 448 of the token
+  AWQD_FP8_PER_BLOCK_128 = 4,  // of each 128 in-features of a token
+  AWQD_FP8_STATIC = 5          // the scales of the call
 } awqd_quantization;
 
 typedef enum awqd_path {
@@ -203,7 +207,7 @@ typedef struct awqd_matmul_args {
   const float* bias;  // [N]; NULL: the weight's own, if it has one
   int32_t activation;
   int32_t quantization;  // of floating x; INT8 x with scales is quantised already
-  const float* scales;   // [M], for INT8 x and AWQD_INT8_STATIC; else NULL
+  const float* scales;   // [M], for INT8 x and the static quantisations; else NULL
   int32_t path;
 } awqd_matmul_args;
 

@@ -47,8 +47,9 @@ absl::StatusOr<WorkPartition> MatmulWork::Partition(StagingPool& staging) const 
 
 namespace {
 
-// The scale of each token's INT8 numbers, as the prologue computes it (kernels/steps.h).
-std::vector<float> ComputeTokenScales(const Activations& activations) {
+// The scale of each token's numbers of 8 bits, as the prologue computes it (kernels/steps.h).
+// `most`: the largest of them.
+std::vector<float> ComputeTokenScales(const Activations& activations, float most) {
   const int64_t count = activations.rows;
   const int64_t k = count == 0 ? 0 : activations.x.size() / SizeOf(activations.dtype) / count;
   std::vector<float> out;
@@ -61,7 +62,7 @@ std::vector<float> ComputeTokenScales(const Activations& activations) {
       largest = std::max(largest, magnitude);
     }
     out.push_back(!finite       ? std::numeric_limits<float>::quiet_NaN()
-                  : largest > 0 ? largest / 127
+                  : largest > 0 ? largest / most
                                 : 1);
   }
   return out;
@@ -70,16 +71,18 @@ std::vector<float> ComputeTokenScales(const Activations& activations) {
 }  // namespace
 
 // Each part multiplies its columns of x, without the steps after the sum. All of a token is
-// quantised by one scale, as on one device.
+// quantised by one scale, as on one device; parts begin with a block of 128 (SplitMlp).
 absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) const {
   const bool integers = out_dtype == DType::kInt32;
   const Activations all = {x, x_dtype, rows};
   MatmulWork like = *this;
   if (!integers) like.out_dtype = DType::kFp32;
   like.activation = ActivationFunction::kNone;
-  if (quantization == ActivationQuantization::kPerToken) {
-    like.quantization = ActivationQuantization::kStatic;
-    like.scales = rows == 0 ? std::vector<float>{1} : ComputeTokenScales(all);
+  const bool int8 = quantization == ActivationQuantization::kPerToken;
+  if (int8 || quantization == ActivationQuantization::kFloat8PerToken) {
+    like.quantization =
+        int8 ? ActivationQuantization::kStatic : ActivationQuantization::kFloat8Static;
+    like.scales = rows == 0 ? std::vector<float>{1} : ComputeTokenScales(all, int8 ? 127 : 448);
   }
   const Reduction reduction = {
       .count = rows, .cols = weight->shape.n, .activation = activation, .y_dtype = out_dtype};
@@ -93,7 +96,7 @@ absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) 
 }
 
 bool MatmulWork::has_row_scales() const {
-  return quantization == ActivationQuantization::kStatic ||
+  return HasGivenScales(quantization) ||
          (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
 }
 
@@ -107,7 +110,9 @@ void MatmulWork::AppendScales(std::vector<float>* out) const {
 
 absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* result,
                              ExecutionReport* report) const {
-  const Path taken = path.value_or(ChoosePath(lane, here(), batch.tokens));
+  const bool in_float8 = IsFloat8(quantization) && here().plan.Float8(batch.tokens) != nullptr;
+  const Path taken =
+      path.value_or(in_float8 ? Path::kFused : ChoosePath(lane, here(), batch.tokens));
   absl::InlinedVector<RowPiece, 8> pieces;
   pieces.reserve(batch.tasks.size());
   std::vector<float> all_scales;

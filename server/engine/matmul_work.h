@@ -29,10 +29,10 @@ class MatmulWork final : public Work {
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
   ActivationFunction activation = ActivationFunction::kNone;
-  // Floating x is made INT8 first; kNone for x that is INT8.
+  // Floating x is rounded to 8 bits first; kNone for x that is INT8.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // For INT8 x with a floating result, and for kStatic: one for each row, or one for all. Else
-  // empty.
+  // For INT8 x with a floating result, and where HasGivenScales: one for each row, or one for all.
+  // Else empty.
   std::vector<float> scales;
 
   const DeviceWeight& here() const { return *weight->parts[part].weight; }

@@ -48,6 +48,8 @@ struct Options {
   bool orca = false;
   // Products of floating activations are INT8_PER_TOKEN unless a request says how.
   bool int8_activations = false;
+  // They are FP8_AS_DECLARED where the checkpoint declares E4M3.
+  bool fp8_activations = false;
   int64_t max_inline_weight_bytes = int64_t{32} << 20;
   // Requests of one QuantizedMatmulStream that may be in flight, and the bytes of their activations
   // and answers. Past either, the stream is not read until one was answered.

@@ -58,8 +58,17 @@ void ApplyInt8Default(const model::PlacedWeight& weight, v1::QuantizedMatmulRequ
   request->set_activation_quantization(v1::INT8_PER_TOKEN);
 }
 
+// --fp8_activations: they become E4M3 where the checkpoint declares it.
+void ApplyFp8Default(const model::PlacedWeight& weight, v1::QuantizedMatmulRequest* request) {
+  const bool says_how = request->activation_quantization() != v1::ACTIVATIONS_AS_SENT ||
+                        request->activations().dtype() == v1::INT8;
+  if (says_how || !IsFloat8(weight.activations().how)) return;
+  request->set_activation_quantization(v1::FP8_AS_DECLARED);
+}
+
 absl::StatusOr<wire::MatmulJob> BuildJob(const Env& env, v1::QuantizedMatmulRequest* request,
                                          WeightPtr weight, std::optional<int64_t> cut_bytes) {
+  if (env.options.fp8_activations) ApplyFp8Default(*weight, request);
   if (env.options.int8_activations) ApplyInt8Default(*weight, request);
   AWQD_ASSIGN_OR_RETURN(wire::MatmulJob job,
                         wire::BuildMatmul(request, weight->shape, MaxSendBytes(env), cut_bytes,

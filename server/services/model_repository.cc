@@ -73,6 +73,7 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
   if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
   if (!plan.integer.empty()) out->set_integer_kernel(KernelsOf(plan.integer));
   if (!plan.quantized.empty()) out->set_a8_kernel(KernelsOf(plan.quantized));
+  if (!plan.float8.empty()) out->set_float8_kernel(KernelsOf(plan.float8));
   for (const RefusedRow& refused : plan.refused) {
     v1::RefusedKernel* row = out->add_refused();
     row->set_kernel(refused.name);
@@ -81,8 +82,21 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
 }
 
 v1::ActivationQuantization ToProto(ActivationQuantization how) {
-  if (how == ActivationQuantization::kPerToken) return v1::INT8_PER_TOKEN;
-  return how == ActivationQuantization::kStatic ? v1::INT8_STATIC : v1::ACTIVATIONS_AS_SENT;
+  switch (how) {
+    case ActivationQuantization::kNone:
+      break;
+    case ActivationQuantization::kPerToken:
+      return v1::INT8_PER_TOKEN;
+    case ActivationQuantization::kStatic:
+      return v1::INT8_STATIC;
+    case ActivationQuantization::kFloat8PerToken:
+      return v1::FP8_PER_TOKEN;
+    case ActivationQuantization::kFloat8PerBlock:
+      return v1::FP8_PER_BLOCK_128;
+    case ActivationQuantization::kFloat8Static:
+      return v1::FP8_STATIC;
+  }
+  return v1::ACTIVATIONS_AS_SENT;
 }
 
 void FillParts(const model::PlacedWeight& weight, v1::WeightInfo* out) {

@@ -25,14 +25,24 @@ DTypeMask OutputTypes(const v1::QuantizedMatmulRequest& request) {
   return AreIntegers(request) ? MaskOf(DType::kInt32) : kFloatingMask;
 }
 
+constexpr absl::string_view kQuantizations =
+    "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC, INT8_AS_DECLARED, ACTIVATIONS_FLOATING, "
+    "FP8_PER_TOKEN, FP8_PER_BLOCK_128, FP8_STATIC or FP8_AS_DECLARED";
+
+bool IsStatic(v1::ActivationQuantization how) {
+  return how == v1::INT8_STATIC || how == v1::FP8_STATIC;
+}
+bool IsDeclared(v1::ActivationQuantization how) {
+  return how == v1::INT8_AS_DECLARED || how == v1::FP8_AS_DECLARED;
+}
+
 // Checks that the way in which activations are quantised suits them, and has scales where it needs
 // any.
 absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   const v1::ActivationQuantization how = request.activation_quantization();
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
                                  "activation_quantization",
-                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC, "
-                                 "INT8_AS_DECLARED or ACTIVATIONS_FLOATING"));
+                                 kQuantizations));
   const std::string name = v1::ActivationQuantization_Name(how);
   const bool int8 = request.activations().dtype() == v1::INT8;
   if (int8 && how != v1::ACTIVATIONS_AS_SENT) {
@@ -40,15 +50,16 @@ absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
                       "ACTIVATIONS_AS_SENT: the activations are INT8 already");
   }
   if (request.has_activation_scales()) {
-    if (int8 || how == v1::INT8_STATIC) return absl::OkStatus();
+    if (int8 || IsStatic(how)) return absl::OkStatus();
+    const bool own = FromProto(how) != ActivationQuantization::kNone;
     return FieldError("activation_scales", "a tensor",
-                      how == v1::INT8_PER_TOKEN ? "none with INT8_PER_TOKEN: each token has its own"
-                      : how == v1::INT8_AS_DECLARED
-                          ? "none with INT8_AS_DECLARED: the checkpoint has them"
+                      own ? absl::StrCat("none with ", name, ": each token has its own")
+                      : IsDeclared(how)
+                          ? absl::StrCat("none with ", name, ": the checkpoint has them")
                           : "none with floating activations that are multiplied as they are; "
                             "activation_quantization INT8_STATIC rounds them to INT8");
   }
-  if (how != v1::INT8_STATIC) return absl::OkStatus();
+  if (!IsStatic(how)) return absl::OkStatus();
   return FieldError("activation_scales", "nothing", "an FP32 tensor of one element");
 }
 
@@ -73,7 +84,7 @@ absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* reques
   AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, MaskOf(DType::kFp32), kField));
   std::vector<int64_t> tokens = activations.shape;
   tokens.pop_back();
-  const bool for_tokens = request->activation_quantization() != v1::INT8_STATIC;
+  const bool for_tokens = !IsStatic(request->activation_quantization());
   if (info.elements != 1 && !(for_tokens && info.shape == tokens)) {
     return FieldError(
         absl::StrCat(kField, ".shape"), ShapeText(info.shape),
@@ -94,17 +105,22 @@ absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* reques
   return scales;
 }
 
-// Checks the weight for INT8 activations, sent or made. Fills the work's output type, scales and
+// Checks the weight for activations of 8 bits, sent or made. Fills the work's output type, scales and
 // quantization.
 absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorInfo& info,
                               const WeightShape& weight, const DeclaredActivations& declared,
                               engine::MatmulWork* work) {
   const bool int8 = info.dtype == DType::kInt8;
-  const bool as_declared = request->activation_quantization() == v1::INT8_AS_DECLARED;
-  work->quantization = as_declared ? declared.how : FromProto(request->activation_quantization());
-  if (as_declared && declared.how == ActivationQuantization::kNone) {
-    return FieldError("activation_quantization", "INT8_AS_DECLARED",
-                      "another: the weight's checkpoint declares none");
+  const v1::ActivationQuantization how = request->activation_quantization();
+  const bool as_declared = IsDeclared(how);
+  work->quantization = as_declared ? declared.how : FromProto(how);
+  if (as_declared && (declared.how == ActivationQuantization::kNone ||
+                      IsFloat8(declared.how) != (how == v1::FP8_AS_DECLARED))) {
+    return FieldError("activation_quantization", v1::ActivationQuantization_Name(how),
+                      absl::StrCat("another: the weight's checkpoint declares ",
+                                   declared.how == ActivationQuantization::kNone ? "none"
+                                   : IsFloat8(declared.how)                      ? "FP8"
+                                                                                 : "INT8"));
   }
   if (AreIntegers(*request)) {
     if (const std::string why = WhyNoIntegers(weight); !why.empty()) {
@@ -117,14 +133,16 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
   AWQD_ASSIGN_OR_RETURN(work->out_dtype,
                         OutputDType(request->output_dtype(), int8 ? DType::kFp16 : info.dtype));
   if (!int8 && work->quantization == ActivationQuantization::kNone) return absl::OkStatus();
-  if (const std::string why = WhyNoQuantizedActivations(weight); !why.empty()) {
+  const std::string why =
+      IsFloat8(work->quantization) ? std::string() : WhyNoQuantizedActivations(weight);
+  if (!why.empty()) {
     return int8 ? FieldError("activations.dtype", "INT8",
                              absl::StrCat("FP16, BF16 or FP32, because ", why))
                 : FieldError("activation_quantization",
-                             v1::ActivationQuantization_Name(request->activation_quantization()),
+                             v1::ActivationQuantization_Name(how),
                              absl::StrCat("ACTIVATIONS_AS_SENT, because ", why));
   }
-  if (as_declared && declared.how == ActivationQuantization::kStatic) {
+  if (as_declared && HasGivenScales(declared.how)) {
     work->scales = {declared.scale};
   }
   if (!request->has_activation_scales()) return absl::OkStatus();
@@ -358,9 +376,20 @@ ActivationFunction FromProto(v1::ActivationFunction activation) {
 }
 
 ActivationQuantization FromProto(v1::ActivationQuantization quantization) {
-  if (quantization == v1::INT8_PER_TOKEN) return ActivationQuantization::kPerToken;
-  return quantization == v1::INT8_STATIC ? ActivationQuantization::kStatic
-                                         : ActivationQuantization::kNone;
+  switch (quantization) {
+    case v1::INT8_PER_TOKEN:
+      return ActivationQuantization::kPerToken;
+    case v1::INT8_STATIC:
+      return ActivationQuantization::kStatic;
+    case v1::FP8_PER_TOKEN:
+      return ActivationQuantization::kFloat8PerToken;
+    case v1::FP8_PER_BLOCK_128:
+      return ActivationQuantization::kFloat8PerBlock;
+    case v1::FP8_STATIC:
+      return ActivationQuantization::kFloat8Static;
+    default:
+      return ActivationQuantization::kNone;
+  }
 }
 
 }  // namespace awqd::wire

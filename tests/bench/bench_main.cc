@@ -1,7 +1,7 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
-//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16|int8] [--served]
+//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16|int8|e4m3|e4m3_blocks] [--served]
 //              [--floors=none]
 //              [--in_turn] [--tiles] [--hot] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
@@ -13,7 +13,8 @@
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
-// beside what it expected; with --x=int8 those of sm90a/qmatmul_a8.
+// beside what it expected; with --x=int8 those of sm90a/qmatmul_a8, with --x=e4m3 those of
+// sm90a/qmatmul_float8, whose FP16 activations get a scale for each token, or each block of 128.
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.
@@ -59,6 +60,7 @@ struct Flags {
   bool one_by_one = false;         // its experts
   std::vector<int64_t> kv4;        // tokens, heads, elements of a head
   DType x = DType::kFp16;
+  ActivationQuantization float8 = ActivationQuantization::kFloat8PerToken;
   QuantizationScheme scheme = Asymmetric(4, 128);
 };
 
@@ -113,6 +115,9 @@ Flags Parse(int argc, char** argv) {
       flags.experts = numbers[0], flags.top_k = numbers[1];
     } else if (absl::ConsumePrefix(&arg, "--kv4=")) {
       flags.kv4 = Numbers(arg, 3);
+    } else if (arg == "--x=e4m3" || arg == "--x=e4m3_blocks") {
+      flags.x = DType::kE4m3;
+      if (arg == "--x=e4m3_blocks") flags.float8 = ActivationQuantization::kFloat8PerBlock;
     } else if (arg == "--x=fp16" || arg == "--x=bf16" || arg == "--x=int8") {
       flags.x = arg == "--x=fp16" ? DType::kFp16 : arg == "--x=bf16" ? DType::kBf16 : DType::kInt8;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
@@ -127,7 +132,7 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(
           absl::StrCat("unknown flag ", argv[i],
-                       ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
+                       ", expected --device --shapes --m --rows --isa --x=fp16|bf16|int8|e4m3|e4m3_blocks --served "
                        "--floors=none --in_turn --tiles --hot --batch_invariant --weight --experts "
                        "--one_by_one --kv4 --order"));
     }
@@ -175,7 +180,8 @@ bool HasRow(const std::vector<PlanEntry>& entries, const KernelRow& row) {
 
 bool Serves(const Plan& plan, const KernelRow& row) {
   return plan.rows.dequantize == &row || HasRow(plan.rows.integer, row) ||
-         HasRow(plan.rows.quantized, row) || HasRow(plan.rows.matmul, row);
+         HasRow(plan.rows.quantized, row) || HasRow(plan.rows.float8, row) ||
+         HasRow(plan.rows.matmul, row);
 }
 
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
@@ -199,20 +205,20 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
           results.push_back(TimeDequantize({&row, k, n, 0, dtype}, copies, machine));
         }
       }
-    } else if (row.op == Op::kIntegerMatmul || row.op == Op::kQuantizedActivations) {
-      const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8 : flags.x;
-      for (int64_t m : flags.m) {
-        if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-        const KernelRow* const chosen =
-            row.op == Op::kIntegerMatmul ? plan.rows.Integer(m) : plan.rows.Quantized(m);
-        if (flags.served && chosen != &row) continue;
-        results.push_back(TimeProduct({&row, k, n, m, x}, copies, machine));
-      }
     } else {
+      const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8
+                      : flags.x == DType::kE4m3    ? DType::kFp16
+                                                   : flags.x;
       for (int64_t m : flags.m) {
         if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-        if (flags.served && plan.rows.Matmul(row.path, m) != &row) continue;
-        results.push_back(TimeProduct({&row, k, n, m, flags.x}, copies, machine));
+        const KernelRow* const chosen = row.op == Op::kIntegerMatmul ? plan.rows.Integer(m)
+                                        : row.op == Op::kQuantizedActivations
+                                            ? plan.rows.Quantized(m)
+                                        : row.op == Op::kFloat8Activations
+                                            ? plan.rows.Float8(m)
+                                            : plan.rows.Matmul(row.path, m);
+        if (flags.served && chosen != &row) continue;
+        results.push_back(TimeProduct({&row, k, n, m, x, flags.float8}, copies, machine));
       }
     }
     // Floors come after all of a shape's cases, because a measurement right after cuBLASLt may be
@@ -237,7 +243,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
     for (int i = 0; i < shapes; ++i) {
       const auto [k, n] = flags.shapes[i];
       const Plan plan = Select({k, n, flags.scheme}, machine.device().info(), AllKernels()).value();
-      const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x};
+      const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x, flags.float8};
       copies[i] = Prepare(*spec.row, {k, n, flags.scheme}, machine.cold_bytes(), machine);
       alone += TimeProduct(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));
@@ -257,7 +263,8 @@ void RunInTurn(const Flags& flags, Machine& machine) {
 
 void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
-  TimeTiles(flags.shapes, flags.scheme, flags.m, flags.x, BytesOfRound(flags, machine), machine);
+  TimeTiles(flags.shapes, flags.scheme, flags.m, flags.x, flags.float8,
+            BytesOfRound(flags, machine), machine);
 #else
   Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
 #endif

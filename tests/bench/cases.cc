@@ -129,7 +129,8 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
   error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
   // Allows the roundings of y and of the weight, half a unit in the last place of FP16 or BF16; and
   // of activations to INT8, whose error is 1 / sqrt(12) of 1/127 of the largest of some thousand.
-  const double allowed = spec.row->op == Op::kQuantizedActivations ? 2e-2
+  const double allowed = spec.row->op == Op::kFloat8Activations      ? 5e-2
+                         : spec.row->op == Op::kQuantizedActivations ? 2e-2
                          : spec.dtype == DType::kFp16              ? 1e-3
                                                                    : 4e-3;
   if (!(error_ <= allowed)) {
@@ -146,6 +147,7 @@ void Product::Run(int i, StreamView stream) const {
   if (spec_.row->op == Op::kQuantizedActivations) {
     args.quantization = ActivationQuantization::kPerToken;
   }
+  if (spec_.row->op == Op::kFloat8Activations) args.quantization = spec_.float8;
   Check(spec_.product ? spec_.product(args, stream)
                       : QuantizedMatmul(args, spec_.row->path, stream));
 }

@@ -56,13 +56,15 @@ class Summary {
 // Tiles of one row, for activations of one type.
 class Tiles {
  public:
-  Tiles(DType x, Machine& machine)
+  Tiles(DType x, ActivationQuantization float8, Machine& machine)
       : x_(x),
+        float8_(float8),
         machine_(machine),
         fixed_order_(machine.device().info().batch_invariant),
-        row_(x == DType::kInt8 ? cuda::PersistentA8Row()
-             : fixed_order_    ? cuda::FixedOrderA16Row()
-                               : cuda::PersistentA16Row()) {}
+        row_(x == DType::kInt8   ? cuda::PersistentA8Row()
+             : x == DType::kE4m3 ? cuda::PersistentFloat8Row()
+             : fixed_order_      ? cuda::FixedOrderA16Row()
+                                 : cuda::PersistentA16Row()) {}
 
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
@@ -78,7 +80,8 @@ class Tiles {
     double chosen = 0, fastest = 0;
     for (const RatedTile& tile : rated) {
       if (tile.microseconds > kWithin * rated[0].microseconds) break;
-      const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
+      const Result result = Time({&row_, shape.k, shape.n, m, x_ == DType::kE4m3 ? DType::kFp16 : x_, float8_},
+                                 tile.tile, copies);
       Print(result, tile, ToString(shape.scheme));
       summary_.AddTile(result.microseconds, tile.microseconds);
       if (chosen == 0) chosen = fastest = result.microseconds;
@@ -92,14 +95,16 @@ class Tiles {
     const int64_t sums =
         row_.workspace_bytes(copies.weights[0]->shape, machine_.device().info(), 0);
     spec.product = [this, tile, sums](MatmulArgs args, StreamView stream) {
-      if (x_ == DType::kInt8) {  // always has a prologue
+      if (SizeOf(x_) == 1) {  // always has a prologue
         PrologueResult x;
-        const PrologueArgs prologue = {
+        PrologueArgs prologue = {
             .x = args.x, .form = row_.input_form, .out = static_cast<char*>(args.workspace) + sums};
+        if (x_ == DType::kE4m3) prologue.quantization = float8_;
         const absl::Status status =
             CudaSteps().run_prologue(prologue, &x, machine_.device(), stream);
         if (!status.ok()) return status;
         args.x = x.x, args.x_stride = x.stride;
+        args.x_scale = x.scale, args.x_scale_stride = x.scale_stride;
       }
       return cuda::RunTile(args, tile, fixed_order_, stream);
     };
@@ -124,6 +129,7 @@ class Tiles {
   }
 
   const DType x_;
+  const ActivationQuantization float8_;
   Machine& machine_;
   const bool fixed_order_;
   const KernelRow& row_;
@@ -134,8 +140,8 @@ class Tiles {
 
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
                const QuantizationScheme& scheme, const std::vector<int64_t>& tokens, DType x,
-               int64_t bytes_of_round, Machine& machine) {
-  Tiles tiles(x, machine);
+               ActivationQuantization float8, int64_t bytes_of_round, Machine& machine) {
+  Tiles tiles(x, float8, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }

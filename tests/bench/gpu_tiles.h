@@ -15,9 +15,9 @@ namespace awqd::bench {
 // compiled tile that the cost model finds within a quarter of the fastest, and prints it beside the
 // model's time; at the end it prints how far the chosen tiles are from the fastest. On a
 // batch-invariant device it times the tiles that keep the order of sums. Counts that the row does
-// not serve are left out. `bytes_of_round` is Prepare's.
+// not serve are left out. `float8`: with x E4M3. `bytes_of_round` is Prepare's.
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
                const QuantizationScheme& scheme, const std::vector<int64_t>& tokens, DType x,
-               int64_t bytes_of_round, Machine& machine);
+               ActivationQuantization float8, int64_t bytes_of_round, Machine& machine);
 
 }  // namespace awqd::bench

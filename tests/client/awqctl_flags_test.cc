@@ -95,13 +95,17 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
                         "gelu_tanh, swiglu_oai or situ"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--quantize_activations", "int4"}),
               HasSubstr("--quantize_activations: got 'int4', expected none, per_token, static, "
-                        "declared or never"));
+                        "declared, fp8_per_token, fp8_per_block_128, fp8_static, fp8_declared or "
+                        "never"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "x.npy", "--activation_scale", "1",
                        "--activation_scales", "a.npy"}),
               HasSubstr("--activation_scale"));
   EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--quantize_activations", "per_token"})
                 ->quantize_activations,
             v1::INT8_PER_TOKEN);
+  EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--quantize_activations", "fp8_declared"})
+                ->quantize_activations,
+            v1::FP8_AS_DECLARED);
   EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--activation_function", "SiLU"})
                 ->activation_function,
             v1::SILU);

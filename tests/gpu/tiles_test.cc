@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
+#include "kernels/base/float8.h"
+#include "kernels/base/math.h"
 #include "kernels/cpu/reference.h"
 #include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/common/integers.h"
@@ -133,6 +135,10 @@ class Problem {
       UseIntegers(canonical, x);
       return;
     }
+    if (dtype == DType::kE4m3) {
+      UseFloat8(canonical);
+      return;
+    }
     want_ = ReferenceProduct(
         canonical, {.x = {x.data(), dtype, kMostTokens, shape.k}, .bias = canonical.bias.data()});
     x_ = GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value();
@@ -161,9 +167,10 @@ class Problem {
     return k_ranges == (tile.accumulators == 1 ? 4 : tile.splits * tile.slices * tile.accumulators);
   }
 
-  // y [m, N] of `product`, written to `out`.
+  // y [m, N] of `product`, written to `out`. `blocks`: tokens have scales for each 128 of K.
   template <class Product>
-  std::vector<uint8_t> Run(int64_t m, const KernelRow& row, Product product, DType out) {
+  std::vector<uint8_t> Run(int64_t m, const KernelRow& row, Product product, DType out,
+                           bool blocks = false) {
     auto y = GuardedBuffer::Create(device_, m * shape().n * SizeOf(out)).value();
     auto workspace =
         GuardedBuffer::CreateScratch(device_, row.workspace_bytes == nullptr
@@ -178,7 +185,10 @@ class Problem {
         .bias = weight_->bias(),
         .workspace = workspace.data(),
         .x_stride = stride_,
-        .x_scale = scales_ ? static_cast<const float*>(scales_->data()) : nullptr};
+        .x_scale = blocks    ? static_cast<const float*>(block_scales_->data())
+                   : scales_ ? static_cast<const float*>(scales_->data())
+                             : nullptr,
+        .x_scale_stride = blocks ? kScaleStride : 0};
     const absl::Status ran = product(args, stream->view());
     EXPECT_TRUE(ran.ok()) << ran;
     EXPECT_TRUE(stream->Synchronize().ok());
@@ -186,21 +196,28 @@ class Problem {
     return y.Read().value();
   }
 
-  std::vector<double> Want(int64_t m) const {
-    return {want_.begin(), want_.begin() + m * shape().n};
+  std::vector<double> Want(int64_t m, bool blocks = false) const {
+    const std::vector<double>& want = blocks ? want_of_blocks_ : want_;
+    return {want.begin(), want.begin() + m * shape().n};
   }
   std::vector<uint8_t> Ordered(int64_t m) const {
     return {ordered_.begin(), ordered_.begin() + m * shape().n * 4};
   }
 
  private:
-  // Tokens in the form that stage leaves, and their scales.
-  void UseIntegers(const HostWeight& canonical, const std::vector<uint8_t>& x) {
-    const int64_t k = canonical.k;
+  static constexpr int64_t kScaleStride = RoundUp(kMostTokens, int64_t{4});
+
+  static GuardedBuffer Uploaded(Device& device, const void* data, size_t bytes) {
+    auto out = GuardedBuffer::Create(device, static_cast<int64_t>(bytes)).value();
+    const auto* const first = static_cast<const uint8_t*>(data);
+    EXPECT_TRUE(out.Fill({first, first + bytes}).ok());
+    return out;
+  }
+
+  // Bytes of tokens in the order that the prologue leaves.
+  void StageBytes(const uint8_t* x, int64_t k) {
     stride_ = RoundUp(k, cuda::kIntegerBlock);
-    std::vector<int8_t> q(kMostTokens * k);
     std::vector<uint8_t> staged(kMostTokens * stride_);
-    std::memcpy(q.data(), x.data(), q.size());
     for (int64_t m = 0; m < kMostTokens; ++m) {
       for (int64_t at = 0; at < stride_; ++at) {
         const int place = static_cast<int>(at % cuda::kIntegerRun);
@@ -208,18 +225,48 @@ class Problem {
         if (from < k) staged[m * stride_ + at] = x[m * k + from];
       }
     }
+    x_ = Uploaded(device_, staged.data(), staged.size());
+  }
+
+  void UseIntegers(const HostWeight& canonical, const std::vector<uint8_t>& x) {
+    std::vector<int8_t> q(x.size());
+    std::memcpy(q.data(), x.data(), q.size());
+    StageBytes(x.data(), canonical.k);
     std::vector<float> scales;
     for (int64_t m = 0; m < kMostTokens; ++m) scales.push_back(0.01f + 0.001f * (m % 5));
     want_ = ReferenceProduct(canonical, {.q = q.data(),
                                          .scale = scales.data(),
                                          .tokens = kMostTokens,
                                          .bias = canonical.bias.data()});
-    x_ = GuardedBuffer::Create(device_, static_cast<int64_t>(staged.size())).value();
-    EXPECT_TRUE(x_->Fill(staged).ok());
-    std::vector<uint8_t> bytes(scales.size() * 4);
-    std::memcpy(bytes.data(), scales.data(), bytes.size());
-    scales_ = GuardedBuffer::Create(device_, static_cast<int64_t>(bytes.size())).value();
-    EXPECT_TRUE(scales_->Fill(bytes).ok());
+    scales_ = Uploaded(device_, scales.data(), scales.size() * 4);
+  }
+
+  // E4M3 tokens with a scale each, and with one for each 128 of K.
+  void UseFloat8(const HostWeight& canonical) {
+    const int64_t k = canonical.k, blocks = CeilDiv(k, cuda::kIntegerBlock);
+    const auto x = testing::RandomMatrix(kMostTokens, k, DType::kFp32, 7);
+    std::vector<uint8_t> q;
+    for (int64_t i = 0; i < kMostTokens * k; ++i) {
+      q.push_back(FloatToE4m3(8 * testing::GetElement(x, DType::kFp32, i)));
+    }
+    StageBytes(q.data(), k);
+    std::vector<float> scales(kMostTokens), of_blocks(blocks * kScaleStride + 256);
+    for (int64_t m = 0; m < kMostTokens; ++m) scales[m] = 0.01f + 0.001f * (m % 5);
+    for (size_t i = 0; i < of_blocks.size(); ++i) of_blocks[i] = 0.01f + 0.003f * (i % 11);
+    const auto want = [&](auto scale_of) {
+      std::vector<float> values;
+      for (int64_t m = 0; m < kMostTokens; ++m) {
+        for (int64_t i = 0; i < k; ++i) {
+          values.push_back(E4m3ToFloat(q[m * k + i]) * scale_of(m, i / cuda::kIntegerBlock));
+        }
+      }
+      return ReferenceProduct(canonical, {.x = {values.data(), DType::kFp32, kMostTokens, k},
+                                          .bias = canonical.bias.data()});
+    };
+    want_ = want([&](int64_t m, int64_t) { return scales[m]; });
+    want_of_blocks_ = want([&](int64_t m, int64_t b) { return of_blocks[b * kScaleStride + m]; });
+    scales_ = Uploaded(device_, scales.data(), scales.size() * 4);
+    block_scales_ = Uploaded(device_, of_blocks.data(), of_blocks.size() * 4);
   }
 
   Device& device_;
@@ -227,8 +274,8 @@ class Problem {
   int64_t stride_ = 0;
   std::shared_ptr<const DeviceWeight> weight_;
   std::optional<GuardedBuffer> x_;
-  std::optional<GuardedBuffer> scales_;
-  std::vector<double> want_;
+  std::optional<GuardedBuffer> scales_, block_scales_;
+  std::vector<double> want_, want_of_blocks_;
   std::vector<uint8_t> ordered_;
 };
 
@@ -266,6 +313,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const auto& [fixed_order, codes, tile, dtype] = GetParam();
   const KernelRow& row = fixed_order             ? cuda::FixedOrderA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
+                         : dtype == DType::kE4m3 ? cuda::PersistentFloat8Row()
                                                  : cuda::PersistentA16Row();
   const auto product = [of = tile, fixed = fixed_order](const MatmulArgs& args, StreamView stream) {
     return cuda::RunTile(args, of, fixed, stream);
@@ -278,7 +326,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     // Alternately stored in 16 and in 32 bits, in the other order for the next shape.
     bool wide = shape % 2 == 0;
     for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
-      const DType out = wide ? DType::kFp32 : dtype == DType::kInt8 ? DType::kFp16 : dtype;
+      const DType out = wide ? DType::kFp32 : SizeOf(dtype) == 1 ? DType::kFp16 : dtype;
       wide = !wide;
       SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, " ", kShapes[shape].scheme, ", M ", m,
                                 ", ", Name(out)));
@@ -287,6 +335,12 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
                 dtype == DType::kInt8 && out == DType::kFp32
                     ? 1e-6
                     : testing::ProductTolerance(out, dtype));
+      if (dtype == DType::kE4m3) {
+        EXPECT_LE(testing::FrobeniusError(problem.Run(m, row, product, out, true), out,
+                                          problem.Want(m, true)),
+                  testing::ProductTolerance(out, dtype))
+            << "scales of blocks";
+      }
       if (fixed_order && out == DType::kFp32) {
         EXPECT_EQ(testing::FirstDifference(y, problem.Ordered(m)), -1);
       }
@@ -296,7 +350,8 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   // Every kind of records, or the commonest one; INT8 accepts no 8-bit zeros but 128.
   const bool commonest = codes.name == kFourBits.name || codes.name == kEightBits.name;
   if (!commonest) {
-    EXPECT_EQ(suited, ShapesOf(codes).size());
+    const auto all = static_cast<int>(ShapesOf(codes).size());
+    EXPECT_EQ(suited, dtype == DType::kE4m3 ? all - 1 : all) << "all but short groups";
     return;
   }
   const int lengths = tile.accumulators == 0 ? 2 : 1, kinds = 3;
@@ -328,6 +383,16 @@ std::vector<Param> EveryOfOthers() {
   return out;
 }
 
+// Tiles of E4M3 activations serve records with one scale and without.
+std::vector<Param> EveryOfE4m3() {
+  const Codes codes = {"e4m3_by_e4m3", CodeKind::kE4m3, 8};
+  std::vector<Param> out;
+  for (const PersistentTile& tile : cuda::PersistentTiles(Commonest(codes), DType::kE4m3)) {
+    out.emplace_back(false, codes, tile, DType::kE4m3);
+  }
+  return out;
+}
+
 auto EveryOfInt8(Codes codes) {
   return ::testing::Combine(
       ::testing::Values(false), ::testing::Values(codes),
@@ -345,6 +410,8 @@ INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
                          Every(false, kEightBits, cuda::PersistentTiles(Commonest(kEightBits))),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfOthers, PersistentTileTest, ::testing::ValuesIn(EveryOfOthers()),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfE4m3, PersistentTileTest, ::testing::ValuesIn(EveryOfE4m3()),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(kFourBits), NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOfIntegers, PersistentTileTest, EveryOfInt8(kFourBitsOfOneGroup),

@@ -26,7 +26,7 @@ namespace {
 struct Member {
   const Format* format;
   absl::StatusOr<Setting> (*read)(const Setting& weights, const Setting& config);
-  bool integers;  // which quantised activations can multiply
+  bool integers;  // which INT8 activations can multiply
 };
 constexpr Member kMembers[] = {{&kIntQuantizedFormat, ReadIntQuantizedWeights, true},
                                {&kPackQuantizedFormat, ReadPackQuantizedWeights, true},
@@ -66,8 +66,9 @@ absl::StatusOr<const Member*> MemberNamed(absl::string_view name) {
                        }));
 }
 
-// The setting "activations" of a group's "input_activations": INT8 about 0, a scale for each token
-// or one for all. Empty for what is not done here: then only weights are quantised.
+// The setting "activations" of a group's "input_activations": INT8 or E4M3 about 0, a scale for each
+// token or one for all, of E4M3 also one for each 128 of a token. Empty for what is not done here:
+// then only weights are quantised.
 absl::StatusOr<std::string> ReadInput(const Setting& input) {
   if (input.kind != Setting::Kind::kObject)
     return BadSetting("input_activations", input, "an object");
@@ -75,14 +76,22 @@ absl::StatusOr<std::string> ReadInput(const Setting& input) {
   AWQD_ASSIGN_OR_RETURN(const std::string type, ReadWord(input, "type"));
   AWQD_ASSIGN_OR_RETURN(const auto symmetric, ReadBool(input, "symmetric"));
   AWQD_ASSIGN_OR_RETURN(const std::string strategy, ReadWord(input, "strategy"));
-  if (bits.value_or(8) != 8 || (!type.empty() && type != "int") || !symmetric.value_or(true)) {
+  const bool float8 = type == "float";
+  if (bits.value_or(8) != 8 || !(type.empty() || type == "int" || float8) ||
+      !symmetric.value_or(true)) {
     return "";
   }
   // Elsewhere it may be "local", for scales of groups.
   const absl::StatusOr<std::optional<bool>> dynamic = ReadBool(input, "dynamic");
   if (!dynamic.ok()) return "";
-  if (dynamic->value_or(false)) return strategy.empty() || strategy == "token" ? "dynamic" : "";
-  return strategy.empty() || strategy == "tensor" ? "static" : "";
+  if (!dynamic->value_or(false)) {
+    if (!strategy.empty() && strategy != "tensor") return "";
+    return float8 ? "fp8_static" : "static";
+  }
+  if (strategy.empty() || strategy == "token") return float8 ? "fp8_dynamic" : "dynamic";
+  if (!float8 || strategy != "group") return "";
+  AWQD_ASSIGN_OR_RETURN(const auto size, ReadInteger(input, "group_size", 1, 1 << 20));
+  return size == 128 ? "fp8_blocks" : "";
 }
 
 absl::Status ReadActivations(const Setting& group, const Member& member, Setting* settings,
@@ -95,9 +104,12 @@ absl::Status ReadActivations(const Setting& group, const Member& member, Setting
   AWQD_ASSIGN_OR_RETURN(const std::string how, ReadInput(*input));
   if (how.empty()) {
     AddNoteOnce(
-        "input_activations has no effect: it is not symmetric int8, by tokens or of one scale",
+        "input_activations has no effect: it is not symmetric int8 or float8, by tokens or of one "
+        "scale",
         note);
-  } else if (!member.integers) {
+  } else if (!absl::c_linear_search(member.format->settings, "activations")) {
+    AddNoteOnce(absl::StrCat("input_activations has no effect with ", member.format->name), note);
+  } else if (!member.integers && !absl::StartsWith(how, "fp8_")) {
     AddNoteOnce("input_activations has no effect: weights are no integers", note);
   } else {
     settings->members["activations"] = Setting::String(how);
@@ -301,18 +313,25 @@ absl::StatusOr<ActivationQuantization> ReadDeclaredActivations(const Setting& ob
   using How = ActivationQuantization;
   AWQD_ASSIGN_OR_RETURN(const auto how,
                         ReadChoice<How>(object, "activations",
-                                        {{"dynamic", How::kPerToken}, {"static", How::kStatic}}));
+                                        {{"dynamic", How::kPerToken},
+                                         {"static", How::kStatic},
+                                         {"fp8_dynamic", How::kFloat8PerToken},
+                                         {"fp8_blocks", How::kFloat8PerBlock},
+                                         {"fp8_static", How::kFloat8Static}}));
   return how.value_or(How::kNone);
 }
 
 absl::StatusOr<DeclaredActivations> DecodeActivations(ActivationQuantization how,
                                                       const LinearTensors& tensors) {
   DeclaredActivations out = {.how = how};
-  if (how != ActivationQuantization::kStatic) return out;
+  if (!HasGivenScales(how)) return out;
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
                         NeedTensor(tensors, "input_scale", "F16, BF16 or F32 [1]"));
-  AWQD_RETURN_IF_ERROR(CheckScales("input_scale", *scale, 1, true).status());
-  AWQD_RETURN_IF_ERROR(CheckShape("input_scale", *scale, {1}, "one for all activations"));
+  const size_t rank = IsFloat8(how) ? scale->shape.size() : 1;
+  AWQD_RETURN_IF_ERROR(CheckScales("input_scale", *scale, rank, true).status());
+  if (rank > 0) {
+    AWQD_RETURN_IF_ERROR(CheckShape("input_scale", *scale, {1}, "one for all activations"));
+  }
   AWQD_ASSIGN_OR_RETURN(const std::vector<float> values, ToFloats("input_scale", *scale));
   out.scale = values[0];
   if (!(out.scale > 0)) {
@@ -320,9 +339,14 @@ absl::StatusOr<DeclaredActivations> DecodeActivations(ActivationQuantization how
   }
   const TensorView* const zero = FindTensor(tensors, "input_zero_point");
   if (zero == nullptr) return out;
-  AWQD_RETURN_IF_ERROR(CheckTensor("input_zero_point", *zero, {"I8"}, 1));
+  if (IsFloat8(how)) {
+    AWQD_RETURN_IF_ERROR(
+        CheckTensor("input_zero_point", *zero, {"F8_E4M3", "I8", "U8"}, zero->shape.size()));
+  } else {
+    AWQD_RETURN_IF_ERROR(CheckTensor("input_zero_point", *zero, {"I8"}, 1));
+  }
   if (absl::c_all_of(zero->bytes, [](uint8_t byte) { return byte == 0; })) return out;
-  return BadTensor("input_zero_point", "another value than 0", "0: INT8 activations are about 0");
+  return BadTensor("input_zero_point", "another value than 0", "0: activations are about 0");
 }
 
 absl::Status DecodeIntegerScales(ScaleStrategy strategy, int64_t group_size, int bits,

@@ -63,7 +63,8 @@ enum class ScaleStrategy { kChannel, kGroup, kTensor };
 // "strategy"; nothing without. UNIMPLEMENTED for others.
 absl::StatusOr<std::optional<ScaleStrategy>> ReadStrategy(const Setting& object);
 
-// "activations" of a linear: "dynamic", "static" or nothing. UNIMPLEMENTED for others.
+// "activations" of a linear: "dynamic", "static", "fp8_dynamic", "fp8_blocks", "fp8_static" or
+// nothing. UNIMPLEMENTED for others.
 absl::StatusOr<ActivationQuantization> ReadDeclaredActivations(const Setting& object);
 
 // The tensors "input_scale" F16, BF16 or F32 [1], needed for kStatic, what activations are divided

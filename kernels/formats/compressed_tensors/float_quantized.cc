@@ -5,9 +5,10 @@
 //       group [N, K / group_size]; block [N / block_n, K / block_k], both rounded up
 //   weight_zero_point, of the shape of weight_scale: 0 everywhere
 //   bias [N], optional
-//   input_scale, input_zero_point, output_scale, output_zero_point: without effect
+//   input_scale F32, BF16 or F16 [1] or [], input_zero_point 0: of static activations
+//   output_scale, output_zero_point: without effect
 //
-// In a request codes are U8. Settings: strategy, group_size, and block_n and block_k, which
+// In a request codes are U8. Settings: activations, strategy, group_size, and block_n and block_k, which
 // config.json has as "block_structure": [rows, columns], or "128x128".
 #include <string>
 #include <utility>
@@ -30,8 +31,8 @@ constexpr absl::string_view kSuffixes[] = {"weight",       "weight_scale",     "
                                            "output_scale", "output_zero_point"};
 constexpr absl::Span<const absl::string_view> kOptional = absl::MakeSpan(kSuffixes).subspan(2);
 constexpr absl::string_view kCodeTypes[] = {"F8_E4M3"};
-constexpr absl::string_view kSettings[] = {"block_k", "block_n", "group_size", kHadamardSize,
-                                           "strategy"};
+constexpr absl::string_view kSettings[] = {"activations", "block_k",     "block_n",
+                                           "group_size",  kHadamardSize, "strategy"};
 constexpr int64_t kMostBlock = int64_t{1} << 31;
 
 enum class Strategy { kByShape, kTensor, kChannel, kGroup, kBlock };
@@ -40,6 +41,7 @@ struct Settings {
   Strategy strategy = Strategy::kByShape;
   int64_t group_size = 0;  // -1: all of K
   int64_t block_n = 0, block_k = 0;
+  ActivationQuantization activations = ActivationQuantization::kNone;
 };
 
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
@@ -52,6 +54,10 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const auto group, ReadInteger(object, "group_size", -1, kMostBlock));
   AWQD_ASSIGN_OR_RETURN(const auto block_n, ReadInteger(object, "block_n", 1, kMostBlock));
   AWQD_ASSIGN_OR_RETURN(const auto block_k, ReadInteger(object, "block_k", 1, kMostBlock));
+  AWQD_ASSIGN_OR_RETURN(out.activations, ReadDeclaredActivations(object));
+  if (out.activations != ActivationQuantization::kNone && !IsFloat8(out.activations)) {
+    return UnreadSetting("activations", "INT8", "one of FP8");
+  }
   out.strategy = strategy.value_or(Strategy::kByShape);
   out.group_size = group.value_or(0);
   out.block_n = block_n.value_or(0);
@@ -136,6 +142,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeFp8(scales, tensors));
   AWQD_RETURN_IF_ERROR(CheckNoZeroPoint(
       tensors, *scale, {"F8_E4M3", "I8", "U8", "F16", "BF16", "F32"}, "FP8 codes have none"));
+  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings.activations, tensors));
   return out;
 }
 

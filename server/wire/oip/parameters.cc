@@ -183,8 +183,9 @@ constexpr ParameterRow kParameters[] = {
     {"shared_expert", kMlp, ReadSharedExpert, "the path of a gated MLP"},
     {"activation_quantization", kProduct,
      ReadEnum<&Parameters::activation_quantization, v1::ActivationQuantization_Parse>,
-     "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\" or "
-     "\"ACTIVATIONS_FLOATING\""},
+     "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\", "
+     "\"ACTIVATIONS_FLOATING\", \"FP8_PER_TOKEN\", \"FP8_PER_BLOCK_128\", \"FP8_STATIC\" or "
+     "\"FP8_AS_DECLARED\""},
     {"row_begin", kBlock, ReadBound<&Parameters::rows, &v1::Range::set_begin>, kAnInteger},
     {"row_end", kBlock, ReadBound<&Parameters::rows, &v1::Range::set_end>, kAnInteger},
     {"column_begin", kBlock, ReadBound<&Parameters::columns, &v1::Range::set_begin>, kAnInteger},

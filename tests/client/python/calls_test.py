@@ -70,6 +70,10 @@ def test_bf16_and_options(client):
     assert error(moved, np.maximum(without + 2, 0)) < 1e-3
     rounded = client.matmul(MODEL, QUERY, x, output_dtype="fp32", activation_quantization="per_token")
     assert 0 < error(rounded, plain) < 3e-2
+    for how in ("fp8_per_token", "fp8_per_block_128"):
+        assert 5e-3 < error(client.matmul(MODEL, QUERY, x, output_dtype="fp32", activation_quantization=how), plain) < 6e-2
+    with pytest.raises(awqd.InvalidArgument, match="declares none"):
+        client.matmul(MODEL, QUERY, x, activation_quantization="fp8_as_declared")
 
 
 def test_weight_in_the_request(client):

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/files/npy.h"
@@ -214,30 +215,47 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   }
 }
 
-// compressed-tensors declares how activations were quantised with the weights, and QServe implies
-// it.
+// compressed-tensors, FP8 and ModelOpt declare how activations were quantised with the weights, and
+// QServe implies it.
 TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
   const GoldenCase& golden = GetParam();
   const auto model = client_->GetModel(Model(golden));
   ASSERT_TRUE(model.ok()) << model.status();
-  const bool declares = golden.format == "qserve" ||
-                        (golden.format == "int-quantized" && golden.model == "w8-channel");
-  for (const v1::WeightInfo& info : model->weights()) {
-    EXPECT_EQ(info.activations(), declares ? v1::INT8_PER_TOKEN : v1::ACTIVATIONS_AS_SENT);
+  const bool int8 = golden.format == "qserve" ||
+                    (golden.format == "int-quantized" && golden.model == "w8-channel");
+  using Declared = std::map<std::string, v1::ActivationQuantization>;
+  static const Declared kFp8 = {{"fp8/channel", v1::FP8_PER_TOKEN},
+                                {"fp8/tensor", v1::FP8_STATIC},
+                                {"modelopt/fp8", v1::FP8_STATIC},
+                                {"modelopt/fp8-channel", v1::FP8_PER_TOKEN}};
+  const auto fp8 = kFp8.find(absl::StrCat(golden.format, "/", golden.model));
+  const auto expected = int8                ? v1::INT8_PER_TOKEN
+                        : fp8 != kFp8.end() ? fp8->second
+                                            : v1::ACTIVATIONS_AS_SENT;
+  const auto info =
+      absl::c_find_if(model->weights(), [&](const auto& of) { return of.name() == golden.weight; });
+  ASSERT_NE(info, model->weights().end());
+  EXPECT_EQ(info->activations(), expected);
+  for (const auto as_declared : {v1::INT8_AS_DECLARED, v1::FP8_AS_DECLARED}) {
+    MatmulCall call = {.weight = Source(), .activations = x_};
+    call.activation_quantization = as_declared;
+    const auto declared = client_->QuantizedMatmul(call);
+    const bool names_it = as_declared == v1::INT8_AS_DECLARED ? int8 : fp8 != kFp8.end();
+    if (!names_it) {
+      EXPECT_EQ(declared.status().code(), absl::StatusCode::kInvalidArgument) << declared.status();
+      continue;
+    }
+    ASSERT_TRUE(declared.ok()) << declared.status();
+    call.activation_quantization = expected;
+    if (expected == v1::FP8_STATIC) {
+      const std::vector<float> scale = {info->activation_scale()};
+      call.activation_scales = *Tensor::FromFloats(v1::FP32, {1}, scale);
+    }
+    const auto asked = client_->QuantizedMatmul(call);
+    ASSERT_TRUE(asked.ok()) << asked.status();
+    EXPECT_EQ(declared->output.bytes, asked->output.bytes);
+    EXPECT_LE(RelativeError(declared->output, Product(x_, bias_)), int8 ? 2e-2 : 6e-2);
   }
-  MatmulCall call = {.weight = Source(), .activations = x_};
-  call.activation_quantization = v1::INT8_AS_DECLARED;
-  const auto declared = client_->QuantizedMatmul(call);
-  if (!declares) {
-    EXPECT_EQ(declared.status().code(), absl::StatusCode::kInvalidArgument) << declared.status();
-    return;
-  }
-  ASSERT_TRUE(declared.ok()) << declared.status();
-  call.activation_quantization = v1::INT8_PER_TOKEN;
-  const auto asked = client_->QuantizedMatmul(call);
-  ASSERT_TRUE(asked.ok()) << asked.status();
-  EXPECT_EQ(declared->output.bytes, asked->output.bytes);
-  EXPECT_LE(RelativeError(declared->output, Product(x_, bias_)), 2e-2);
 }
 
 TEST_P(GoldenTest, InTheRequestItIsTheSame) {

@@ -128,8 +128,30 @@ TEST(CompressedTensors, SizesOfBlocks) {
   }
 }
 
+TEST(CompressedTensors, Float8ActivationsAreDeclared) {
+  const auto declared = [](const std::string& weights, const std::string& input) {
+    const auto found =
+        Read(Group("g", "\"Linear\"", weights,
+                   R"(, "input_activations": {"num_bits": 8, "type": "float", )" + input + "}"),
+             "", weights == kFp8 ? "float-quantized" : "pack-quantized");
+    EXPECT_TRUE(found.ok()) << found.status();
+    if (!found.ok()) return std::string();
+    const auto& members = found->config.rules[0].settings.members;
+    const auto how = members.find("activations");
+    return how == members.end() ? found->config.note : how->second.text;
+  };
+  EXPECT_EQ(declared(kFp8, R"("dynamic": true, "strategy": "token")"), "fp8_dynamic");
+  EXPECT_EQ(declared(kFp8, R"("dynamic": false, "strategy": "tensor")"), "fp8_static");
+  EXPECT_EQ(declared(kFp8, R"("dynamic": true, "strategy": "group", "group_size": 128)"),
+            "fp8_blocks");
+  EXPECT_EQ(declared(kFourBits, R"("dynamic": true, "strategy": "token")"), "fp8_dynamic");
+  EXPECT_THAT(declared(kFp8, R"("dynamic": true, "strategy": "group", "group_size": 64)"),
+              HasSubstr("input_activations has no effect: it is not symmetric int8 or float8"));
+}
+
 TEST(CompressedTensors, WhatHasNoEffectIsNoted) {
-  const std::string token = R"(, "input_activations": {"type": "float", "dynamic": true})";
+  const std::string token =
+      R"(, "input_activations": {"num_bits": 4, "type": "float", "dynamic": true})";
   const std::string int8 = R"(, "input_activations": {"num_bits": 8, "dynamic": true})";
   const auto note = [](const std::string& groups, const std::string& more = "") {
     const auto found = Read(groups, more);

@@ -67,6 +67,32 @@ TEST(FloatQuantizedFormat, ScalesOfEachStrategy) {
   EXPECT_EQ(Shown(linear), "e4m3b4x3+fp32 1 2 3 4");
 }
 
+TEST(FloatQuantizedFormat, DeclaredActivations) {
+  using enum ActivationQuantization;
+  Linear linear = MakeFp8();
+  const auto declared = [&](const char* how) {
+    linear.Set("activations", Setting::Typed(how));
+    const auto weight = linear.Decode();
+    EXPECT_TRUE(weight.ok()) << weight.status();
+    return weight.ok() ? weight->activations : DeclaredActivations{};
+  };
+  EXPECT_EQ(linear.Decode()->activations.how, kNone);
+  EXPECT_EQ(declared("fp8_dynamic").how, kFloat8PerToken);
+  EXPECT_EQ(declared("fp8_blocks").how, kFloat8PerBlock);
+  linear.Add("input_scale", "F32", {1});
+  linear.Put<float>("input_scale", 0, 0.5f);
+  linear.Add("input_zero_point", "F8_E4M3", {1});
+  EXPECT_EQ(declared("fp8_static").how, kFloat8Static);
+  EXPECT_EQ(declared("fp8_static").scale, 0.5f);
+  const auto refused = [&] { return std::string(linear.Decode().status().message()); };
+  linear.Put<float>("input_scale", 0, 0);
+  EXPECT_THAT(refused(), ::testing::HasSubstr("\"input_scale\": got 0, expected a positive number"));
+  linear.tensors.erase("input_scale");
+  EXPECT_THAT(refused(), ::testing::HasSubstr("\"input_scale\": got nothing"));
+  linear.Set("activations", Setting::Typed("dynamic"));
+  EXPECT_THAT(refused(), ::testing::HasSubstr("activations: got INT8"));
+}
+
 class FloatQuantizedRefusal : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(FloatQuantizedRefusal, NamesThePart) { ExpectRefused(MakeFp8(), GetParam()); }

@@ -217,13 +217,39 @@ TEST(Fp8Format, ReadsSettings) {
   const auto found = FindFormat(config);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->format, &kFp8Format);
-  EXPECT_THAT(found->config.note, HasSubstr("activation_scheme has no effect"));
+  EXPECT_EQ(found->config.note, "");
   EXPECT_THAT(found->config.left_out,
               ElementsAre(ModulePattern{Kind::kContains, "modules_to_not_convert"},
                           ModulePattern{Kind::kContains, "ignored_layers"}));
   const Setting& rule = found->config.rules.at(0).settings;
   EXPECT_EQ(rule.members.at("block_n").text, "128");
   EXPECT_EQ(rule.members.at("block_k").text, "64");
+  EXPECT_EQ(rule.members.at("activations").text, "dynamic");
+  config.members["activation_scheme"] = Setting::String("per_cluster");
+  EXPECT_THAT(FindFormat(config)->config.note, HasSubstr("activation_scheme has no effect"));
+}
+
+TEST(Fp8Format, DeclaredActivations) {
+  using enum ActivationQuantization;
+  Linear linear = MakeLinear();
+  const auto declared = [&] {
+    const auto weight = linear.Decode();
+    EXPECT_TRUE(weight.ok()) << weight.status();
+    return weight.ok() ? weight->activations : DeclaredActivations{};
+  };
+  EXPECT_EQ(declared().how, kNone);
+  linear.Set("activations", Setting::Typed("static"));
+  EXPECT_EQ(declared().how, kNone) << "there is no scale";
+  linear.Add("input_scale", "F32", {});
+  linear.Put<float>("input_scale", 0, 0.25f);
+  EXPECT_EQ(declared().how, kFloat8Static);
+  EXPECT_EQ(declared().scale, 0.25f);
+  linear.Put<float>("input_scale", 0, -1);
+  EXPECT_THAT(std::string(linear.Decode().status().message()),
+              HasSubstr("\"input_scale\": got -1, expected a positive number"));
+  linear.Set("activations", Setting::Typed("sometimes"));
+  EXPECT_THAT(std::string(linear.Decode().status().message()),
+              HasSubstr("activations: got \"sometimes\""));
 }
 
 TEST(Fp8Format, RefusesSettings) {

@@ -213,7 +213,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
       work.scales = Floats(OneIn(2) ? 1 : work.rows);
     } else {
       work.quantization = theme_quantization_;
-      if (work.quantization == ActivationQuantization::kStatic) {
+      if (HasGivenScales(work.quantization)) {
         work.scales = Floats(OneIn(2) ? 1 : work.rows);
         for (float& scale : work.scales) scale = 0.01f + std::abs(scale) / 50;
       }
@@ -333,7 +333,9 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     theme_shared_ = OneIn(2);
     theme_quantization_ =
         AnyOf({ActivationQuantization::kNone, ActivationQuantization::kNone,
-               ActivationQuantization::kPerToken, ActivationQuantization::kStatic});
+               ActivationQuantization::kPerToken, ActivationQuantization::kStatic,
+               ActivationQuantization::kFloat8PerToken, ActivationQuantization::kFloat8PerBlock,
+               ActivationQuantization::kFloat8Static});
     theme_top_k_ = 1 + Below(4);
     theme_summed_ = OneIn(2);
     const int64_t kind = Below(7);

@@ -178,10 +178,12 @@ TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
   ASSERT_TRUE(sums.status.ok()) << sums.status;
   EXPECT_TRUE(run(three, integers, true, to_int32).bytes == sums.bytes);
   for (ActivationQuantization how :
-       {ActivationQuantization::kPerToken, ActivationQuantization::kStatic}) {
+       {ActivationQuantization::kPerToken, ActivationQuantization::kStatic,
+        ActivationQuantization::kFloat8PerToken, ActivationQuantization::kFloat8PerBlock,
+        ActivationQuantization::kFloat8Static}) {
     const auto quantise = [how](MatmulWork& work) {
       work.quantization = how;
-      if (how == ActivationQuantization::kStatic) work.scales = {0.03f};
+      if (HasGivenScales(how)) work.scales = {0.03f};
     };
     const Answer expected = run(one, scaled, false, quantise);
     const Answer answer = run(three, scaled, true, quantise);

@@ -182,6 +182,41 @@ TEST(Matmul, OfActivationsQuantisedAsDeclared) {
   EXPECT_EQ(job->work.quantization, ActivationQuantization::kStatic);
   EXPECT_THAT(job->work.scales, ElementsAre(0.25f));
   EXPECT_EQ(FieldOf(build({}).status()), "activation_quantization");
+  EXPECT_THAT(build({.how = ActivationQuantization::kFloat8PerToken}).status().message(),
+              HasSubstr("got INT8_AS_DECLARED, expected another: the weight's checkpoint declares "
+                        "FP8"));
+}
+
+// Rounded to E4M3: of weights whose codes are no integers too.
+TEST(Matmul, OfActivationsRoundedToFp8) {
+  const WeightShape float8 = {128, 64, ParseScheme("e4m3c+fp32").value()};
+  const auto build = [&](v1::ActivationQuantization how, const DeclaredActivations& declared = {},
+                         bool scales = false) -> absl::StatusOr<MatmulJob> {
+    v1::QuantizedMatmulRequest request = GoodMatmul();
+    request.set_activation_quantization(how);
+    if (scales) *request.mutable_activation_scales() = Scales({1}, {0.5f});
+    const absl::Status status = CheckRequest(request);
+    return status.ok() ? BuildMatmul(&request, float8, kLimit, std::nullopt, declared) : status;
+  };
+  auto job = build(v1::FP8_PER_TOKEN);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kFloat8PerToken);
+  job = build(v1::FP8_STATIC, {}, true);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kFloat8Static);
+  EXPECT_THAT(job->work.scales, ElementsAre(0.5f));
+  job = build(v1::FP8_AS_DECLARED, {.how = ActivationQuantization::kFloat8PerBlock});
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kFloat8PerBlock);
+  job = build(v1::FP8_AS_DECLARED, {ActivationQuantization::kFloat8Static, 0.25f});
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(job->work.scales, ElementsAre(0.25f));
+  EXPECT_EQ(FieldOf(build(v1::FP8_STATIC).status()), "activation_scales");
+  EXPECT_EQ(FieldOf(build(v1::FP8_PER_BLOCK_128, {}, true).status()), "activation_scales");
+  EXPECT_THAT(build(v1::FP8_AS_DECLARED).status().message(), HasSubstr("declares none"));
+  EXPECT_THAT(
+      build(v1::FP8_AS_DECLARED, {.how = ActivationQuantization::kPerToken}).status().message(),
+      HasSubstr("declares INT8"));
 }
 
 TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {

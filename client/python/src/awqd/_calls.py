@@ -27,7 +27,8 @@ from awqd.v1 import tensor_pb2 as tensors
 T = TypeVar("T")
 Path = Literal["auto", "fused", "dequantize"]
 ActivationFunction = Literal["none", "relu", "gelu", "silu", "gelu_tanh", "swiglu_oai", "situ"]
-ActivationQuantization = Literal["per_token", "static", "as_declared", "floating"]
+ActivationQuantization = Literal["per_token", "static", "as_declared", "floating", "fp8_per_token", "fp8_per_block_128",
+                                 "fp8_static", "fp8_as_declared"]
 # None: the client's own. math.inf: no deadline.
 Timeout = Union[float, None]
 Rows = Union[tuple[int, int], "slice[int | None, int | None, int | None]"]
@@ -259,9 +260,9 @@ class Calls:
         x: FP16, BF16 or FP32 [..., K]; INT8 [..., K] for a weight of integers, or with activation_scales.
         bias: [N], instead of the weight's own.
         output_dtype: x's by default; INT32 of INT8, FP16 of INT8 with activation_scales.
-        activation_quantization: has the server round x to INT8 first, by a scale of each token, by
-            activation_scales (one element), or as the checkpoint says; "floating": it does not, whatever its
-            own default (--int8_activations).
+        activation_quantization: has the server round x to INT8 first, or to E4M3 with "fp8_", by a scale of each
+            token or block of 128, by activation_scales (one element), or as the checkpoint says; "floating": it
+            does not, whatever its own default.
         activation_scales: FP32, positive: one for each token, or one element for all.
         path: "fused" or "dequantize" overrides the server's choice.
         priority: larger is served first.
@@ -701,7 +702,8 @@ class Calls:
         request = inference.QuantizedMatmulRequest()
         _source(request, model, weight)
         if activation_quantization is not None:
-            prefix = "ACTIVATIONS_" if activation_quantization in ("as_sent", "floating") else "INT8_"
+            prefix = ("ACTIVATIONS_" if activation_quantization in ("as_sent", "floating")
+                      else "" if activation_quantization.startswith("fp8_") else "INT8_")
             request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
                                                     "activation_quantization", prefix)
         parts = self._optional((4, bias, "bias"))
