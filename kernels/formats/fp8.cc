@@ -27,6 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/tensors.h"
 

@@ -169,6 +169,7 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
   const bool matmul = row.op != Op::kDequantize;
   out->set_operation(!matmul                               ? "dequantize"
                      : row.op == Op::kQuantizedActivations ? "matmul_a8"
+                     : row.op == Op::kFloat8Activations    ? "matmul_fp8"
                      : row.op == Op::kGroupedMatmul        ? "matmul_experts"
                                                            : "matmul");
   if (matmul) {

@@ -1,9 +1,10 @@
-// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored.
-// The tensor cores keep about 14 bits of a sum, so the products of a step, 128 of K, are summed
-// there and then added up in FP32, times the scales of the group and of the tokens. Device code
-// only.
+// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored;
+// integers of 4 bits less 8 become E4M3. The tensor cores keep about 14 bits of a sum, so the
+// products of a step, 128 of K, are summed there and then added up in FP32, times the scales of the
+// group and of the tokens. Device code only.
 #pragma once
 
+#include "kernels/cuda/common/float8_codes.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 
 namespace awqd::cuda {
@@ -26,7 +27,10 @@ class Consumer<Config, DType::kE4m3> {
     BarrierWait(at_.full, at_.parity);
     codes_[0].Load(at_.codes);
     codes_[1].Load(at_.codes + Record::kUnitBytes);
-    if constexpr (!Record::kBare) {
+    if constexpr (kIntegerCodes) {
+      const uint32_t scales = LoadShared4(at_.scales);
+      scales_ = {Fp16ToFloat(scales & 0xffff), Fp16ToFloat(scales >> 16)};
+    } else if constexpr (!Record::kBare) {
       const uint2 scales = LoadShared8(at_.scales);
       scales_ = {__uint_as_float(scales.x), __uint_as_float(scales.y)};
     }
@@ -67,8 +71,9 @@ class Consumer<Config, DType::kE4m3> {
 
  private:
   using Record = typename Config::Record;
-  static_assert(Record::kCode == CodeKind::kE4m3 && Record::kMetas <= 1,
-                "one scale serves a record's 128 of K");
+  static constexpr bool kIntegerCodes = Record::kCode == CodeKind::kUnsigned;
+  static_assert(Record::kMetas <= 1, "one scale serves a record's 128 of K");
+  static_assert(kIntegerCodes ? Record::kBits == 4 : Record::kCode == CodeKind::kE4m3);
   static constexpr bool kTokenScales = Config::kTokenScales;
   // Registers hold the sums of a step beside those of all steps: of all tokens, or of half of them
   // at a time.
@@ -88,9 +93,14 @@ class Consumer<Config, DType::kE4m3> {
 
   __device__ __forceinline__ void Decode() {
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) operand_[s][i] = codes_[s / 2].Word(s % 2 * 2 + i / 2, i % 2);
+    for (int s = 0; s < 8; ++s) {
+      uint32_t* const to = &operand_[s / 2][s % 2 * 2];
+      if constexpr (kIntegerCodes) {
+        const StepBytes bytes = Int4MinusEightE4m3(codes_[s / 4].Word(s % 4));
+        to[0] = bytes.low, to[1] = bytes.high;
+      } else {
+        to[0] = codes_[s / 4].Word(s % 4, 0), to[1] = codes_[s / 4].Word(s % 4, 1);
+      }
     }
   }
 
@@ -135,7 +145,7 @@ class Consumer<Config, DType::kE4m3> {
   const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;
   uint32_t token_scales_ = 0;
-  LaneCodes<8> codes_[2];
+  LaneCodes<Record::kBits> codes_[2];
   RowScales scales_ = {1, 1};
   Operand operand_;
 };

@@ -1,4 +1,5 @@
-// The row of E4M3 activations by E4M3 codes on Hopper's tensor cores. The kernel is that of
+// The row of E4M3 activations on Hopper's tensor cores, by E4M3 codes and by integers of 4 bits whose
+// zero points are 8, which E4M3 holds. The kernel is that of
 // sm90a/qmatmul_a16, with operands of 8 bits (float8_consumer.cuh).
 //
 // y = sum over blocks of 128 of K of a * s * (q @ codes) + bias, for E4M3 q with a scale a for each
@@ -20,11 +21,14 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 
 Claims ClaimsOfE4m3() {
   Claims out = Mma16ClaimsOfAnyCode();
-  out.codes = MaskOf(CodeKind::kE4m3);
+  out.codes = MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kUnsigned);
+  out.bits = kFourBits;
+  out.zeros = MaskOf(ZeroKind::kConstant);
   return out;
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
+  if (shape.scheme.is_integer() && shape.scheme.zero != 8) return "zeros of 4-bit codes are not 8";
   return RefusesRecords(shape, 1);
 }
 
