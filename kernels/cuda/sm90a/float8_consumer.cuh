@@ -34,6 +34,7 @@ class Consumer<Config, DType::kE4m3> {
       const uint2 scales = LoadShared8(at_.scales);
       scales_ = {__uint_as_float(scales.x), __uint_as_float(scales.y)};
     }
+    if constexpr (!kIntegerCodes) Decode();  // they are loaded into the operand's registers
   }
 
   // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T
@@ -44,7 +45,7 @@ class Consumer<Config, DType::kE4m3> {
     if (add == 0) Clear<Config>(sums);
     PartSums products;
     for (int left = end - begin;;) {
-      Decode();
+      if constexpr (kIntegerCodes) Decode();
 #pragma unroll
       for (int part = 0; part < kParts - 1; ++part) {
         Multiply(part, products);
@@ -52,13 +53,14 @@ class Consumer<Config, DType::kE4m3> {
         Fold(part, scales_, token_scales_, products, sums);
       }
       Multiply(kParts - 1, products);
-      // While the tensor cores work on the last part, the codes of the next step are read.
       const uint32_t full = at_.full, token_scales = token_scales_;
       const RowScales scales = scales_;
       Advance();
       const bool last = --left == 0;
-      if (!last) Enter();
+      // Not before this: the tensor cores read the operand's registers, into which the compiler would
+      // have the next codes loaded. They arrive while the sums are added up.
       WgmmaWait<0>();
+      if (!last) Enter();
       if constexpr (!kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);
       Fold(kParts - 1, scales, token_scales, products, sums);
       if constexpr (kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);

@@ -391,8 +391,8 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   int integers = 0, quantized = 0;
   for (const v1::KernelInfo& kernel : info.kernels()) {
     EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
-    const bool vectors = kernel.bits().empty();
-    EXPECT_THAT(kernel.zeros(), testing::Contains(vectors ? "constant" : "stored"))
+    const bool vectors = kernel.bits().empty(), fp8 = kernel.operation() == "matmul_fp8";
+    EXPECT_THAT(kernel.zeros(), testing::Contains(vectors || fp8 ? "constant" : "stored"))
         << kernel.name();
     if (kernel.name() == "cpu/qmatmul_a8_scaled") {
       EXPECT_THAT(kernel.zeros(), testing::Contains("offset"));
