@@ -256,8 +256,8 @@ absl::Status ModelFolders::CheckRepository(bool may_be_empty) const {
   if (may_be_empty || !models.empty()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(
       shown, " has no folder with a ", kConfigFile,
-      " and no GGUF file or one of ComfyUI: put a model there, such as ", "with hf download ORG/NAME --local-dir ",
-      repository_, "/NAME, give the folder of one as ",
+      " and no GGUF file or one of ComfyUI: put a model there, such as ",
+      "with hf download ORG/NAME --local-dir ", repository_, "/NAME, give the folder of one as ",
       "--model NAME=DIR, or wait for models with --watch_repository"));
 }
 
