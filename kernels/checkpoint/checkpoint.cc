@@ -101,6 +101,7 @@ absl::Status Checkpoint::OpenAlone(const FileSource& root, const absl::Status& n
   tensors_ = std::move(opened->tensors);
   respelled_ = std::move(opened->respelled);
   found_ = *std::move(found);
+  by_path_ = true;
   AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config, cancelled_));
   const absl::Status status = FindLinears();
   AddNote(opened->note, &found_.config.note);

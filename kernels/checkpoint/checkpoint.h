@@ -126,6 +126,7 @@ class Checkpoint {
   std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
   FoundFormat found_;
   LinearRules rules_;
+  bool by_path_ = false;  // no linear is read by a rule that its path does not match
   // Rules with the settings of additions, by the rule and those.
   using Additions = std::vector<const LinearRule*>;
   std::map<std::pair<const LinearRule*, Additions>, std::unique_ptr<const LinearRule>> added_;

@@ -82,8 +82,8 @@ class Collector {
     if (!layers_.empty()) {
       Setting config;
       config.members[std::string(kLayers)].members = std::move(layers_);
-      AWQD_ASSIGN_OR_RETURN(QuantConfig read, kComfyFormat.read(config));
-      out.config.rules = std::move(read.rules);
+      AWQD_ASSIGN_OR_RETURN(const QuantConfig read, kComfyFormat.read(config));
+      out.config.rules = read.rules;
     }
     std::map<std::string, LinearRule> unread;  // by reason
     for (const auto& [path, reason] : broken_) {
@@ -166,7 +166,7 @@ class Collector {
     } else {
       broken_[std::string(path)] = absl::UnimplementedError(absl::StrCat(
           "tensor \"weight\": got ", Quoted(info.dtype, 32), " [", absl::StrJoin(info.shape, ", "),
-          "], expected \"comfy_quant\" beside it, or ", "an entry of ", kMetadata));
+          "], expected \"comfy_quant\" beside it, or an entry of ", kMetadata));
     }
   }
 

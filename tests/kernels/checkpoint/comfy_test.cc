@@ -64,13 +64,13 @@ class ComfyFileTest : public ::testing::Test {
     for (const LinearLocation& linear : checkpoint->linears()) out.push_back(linear.path);
     return out;
   }
-  // What is wrong with the linear "bad" beside one that is served.
+  // Expects the linear "bad" to be refused beside one that is served.
   void ExpectUnserved(const TestTensors& bad, absl::StatusCode code, absl::string_view says) const {
     Write(Merge(bad, MarkedLinear("good")));
     const auto checkpoint = Open();
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    EXPECT_EQ(checkpoint->linears().size(), 1u);
-    ASSERT_TRUE(checkpoint->unserved().contains("bad"));
+    ASSERT_EQ(checkpoint->unserved().size(), 1u);
+    ASSERT_EQ(checkpoint->unserved().begin()->first, "bad");
     const absl::Status& status = checkpoint->unserved().find("bad")->second;
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("m.safetensors: weight \"bad\": "));
@@ -161,6 +161,14 @@ TEST_F(ComfyFileTest, LayersThatAreNotRead) {
   Write(Merge(other, MarkedLinear("good")));
   EXPECT_THAT(std::string(Open()->unserved().at("bad").message()),
               HasSubstr("tensor \"bad.weight_correction\": format comfy has no such tensor"));
+}
+
+// No other layer's settings stand in for those that do not fit.
+TEST_F(ComfyFileTest, ALayerIsReadByItsOwnSettings) {
+  TestTensors tensors = MarkedLinear("bad");
+  tensors.erase("bad.weight_scale");
+  tensors["plain.weight"] = {"F8_E4M3", {2, 4}, std::string(8, '\x38')};
+  ExpectUnserved(tensors, kInvalid, "tensor \"weight_scale\" is missing");
 }
 
 TEST_F(ComfyFileTest, CodesWithoutAMarker) {
