@@ -190,6 +190,7 @@ absl::StatusOr<Model> Model::Open(const std::string& path) {
     AWQD_ASSIGN_OR_RETURN(out.quantised_, HasSettings(out.folder_));
   }
   out.OpenCheckpoint();
+  out.quantised_ |= out.checkpoint_.ok();  // tensors alone may tell
   if (!out.quantised_ && absl::IsInvalidArgument(out.checkpoint_.status())) {
     out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
         out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));

@@ -48,12 +48,14 @@ std::string FileOf(const Model& source, const std::string& tensor) {
   return path.substr(path.rfind('/') + 1);
 }
 
-// Beside the tensors; none of a GGUF file that is given by its own path.
+// Whether the model is a file that is given by its own path.
+bool IsOneFile(const Folder& folder) { return folder.root.OpenFile(folder.name).ok(); }
+
+// Beside the tensors; none of a model that is one file.
 absl::StatusOr<std::vector<std::string>> FilesOf(const Model& source) {
   const Folder& folder = source.folder();
-  auto files = folder.root.ListDirectory(folder.name);
-  if (!files.ok() && source.tensors().gguf()) return std::vector<std::string>();
-  return files;
+  if (IsOneFile(folder)) return std::vector<std::string>();
+  return folder.root.ListDirectory(folder.name);
 }
 
 // The reason that a file of the source is not copied; empty where it is.
@@ -71,6 +73,7 @@ std::string WhyLeftOut(const Model& source, const std::string& name) {
 absl::StatusOr<ModelConfig> OpenConfig(const Model& source) {
   const Folder& folder = source.folder();
   if (source.tensors().gguf()) return ReadGgufConfig(source.tensors().first_file());
+  if (source.quantised() && IsOneFile(folder)) return ModelConfig{.json = Json::object()};
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   // Strict first: the parser below keeps the order of keys, but forgives.
   const auto checked = model::ParseJsonObject(text, kMaxDepth);

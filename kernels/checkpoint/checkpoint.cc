@@ -11,6 +11,7 @@
 #include "kernels/base/host_memory.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
+#include "kernels/checkpoint/comfy_layers.h"
 #include "kernels/checkpoint/containers/gguf.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/quant_settings.h"
@@ -57,9 +58,7 @@ absl::Status Checkpoint::OpenGguf(const FileSource& root, const std::vector<std:
 
 absl::Status Checkpoint::OpenFolder(const FileSource& root) {
   const auto config = ReadConfigSettings(root, name_);
-  if (absl::IsNotFound(config.status())) {
-    return NameFamily(root, name_, config.status(), cancelled_);
-  }
+  if (absl::IsNotFound(config.status())) return OpenAlone(root, config.status());
   if (!config.ok()) return config.status();
   const std::optional<QuantSettings>& own = *config;
   std::optional<QuantSettings> side;
@@ -71,7 +70,7 @@ absl::Status Checkpoint::OpenFolder(const FileSource& root) {
         Invalid(name_, "/", kConfigFile, ": quantization_config: got nothing, expected it here ",
                 "or a quant_config.json, quantize_config.json or ", kModelOptFile,
                 " beside it (not a quantised checkpoint?)");
-    return NameFamily(root, name_, nothing, cancelled_);
+    return OpenAlone(root, nothing);
   }
   // Settings that no format reads are told first: the files may be of any kind.
   absl::Status status = FindRules(own ? *own : *side);
@@ -88,6 +87,24 @@ absl::Status Checkpoint::OpenFolder(const FileSource& root) {
     return absl::EndsWith(linear.path, kFusedQkv);
   };
   if (absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
+  return status;
+}
+
+absl::Status Checkpoint::OpenAlone(const FileSource& root, const absl::Status& nothing) {
+  const bool file = absl::EndsWith(name_, kSafetensorsExtension) && root.OpenFile(name_).ok();
+  absl::StatusOr<TensorFiles> opened = OpenTensorFiles(root, name_, cancelled_);
+  if (!opened.ok()) return file || absl::IsUnavailable(opened.status()) ? opened.status() : nothing;
+  AWQD_ASSIGN_OR_RETURN(auto found,
+                        FindComfyLayers(opened->files, opened->tensors, file, cancelled_));
+  if (!found) return NameFamily(root, name_, nothing, cancelled_);
+  files_ = std::move(opened->files);
+  tensors_ = std::move(opened->tensors);
+  respelled_ = std::move(opened->respelled);
+  found_ = *std::move(found);
+  by_path_ = true;
+  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config, cancelled_));
+  const absl::Status status = FindLinears();
+  AddNote(opened->note, &found_.config.note);
   return status;
 }
 

@@ -1,5 +1,5 @@
-// Checkpoint: a directory as it is downloaded from the Hub, or a GGUF file -> the quantised linears
-// it holds.
+// Checkpoint: a directory as it is downloaded from the Hub, a GGUF file or one of ComfyUI -> the
+// quantised linears it holds.
 #pragma once
 
 #include <atomic>
@@ -48,7 +48,7 @@ std::string ToString(const Remarks& remarks);
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
 class Checkpoint {
  public:
-  // `name`: directory or GGUF file beneath the root; a directory is opened once. NOT_FOUND no such
+  // `name`: directory or file beneath the root; a directory is opened once. NOT_FOUND no such
   // entry, UNIMPLEMENTED a format that is not read, INVALID_ARGUMENT anything wrong with the files,
   // each naming file and tensor, or a file that is there twice. One linear that cannot be read
   // refuses no other; the reason of the first is the error where no linear can be. UNAVAILABLE once
@@ -100,6 +100,8 @@ class Checkpoint {
  private:
   absl::Status OpenGguf(const FileSource& root, const std::vector<std::string>& paths);
   absl::Status OpenFolder(const FileSource& root);
+  // Opens a model of which no settings tell but its tensor files. `nothing`: the error without.
+  absl::Status OpenAlone(const FileSource& root, const absl::Status& nothing);
   // `status`: what FindLinears said of the settings `own`, which are those of config.json.
   absl::Status ChooseSettings(const FileSource& root, const QuantSettings& own,
                               const absl::Status& status);
@@ -124,6 +126,7 @@ class Checkpoint {
   std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
   FoundFormat found_;
   LinearRules rules_;
+  bool by_path_ = false;  // no linear is read by a rule that its path does not match
   // Rules with the settings of additions, by the rule and those.
   using Additions = std::vector<const LinearRule*>;
   std::map<std::pair<const LinearRule*, Additions>, std::unique_ptr<const LinearRule>> added_;

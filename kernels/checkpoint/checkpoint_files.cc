@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/comfy_layers.h"
 #include "kernels/checkpoint/containers/gguf.h"
 #include "kernels/checkpoint/containers/safetensors.h"
 #include "kernels/checkpoint/containers/shard_index.h"
@@ -22,7 +23,7 @@ namespace awqd::model {
 namespace {
 
 constexpr absl::string_view kWholeFile = "model.safetensors";
-constexpr absl::string_view kExtension = ".safetensors";
+constexpr absl::string_view kExtension = kSafetensorsExtension;
 constexpr absl::string_view kGgufExtension = ".gguf";
 constexpr absl::string_view kProjector = "clip";  // general.architecture of a projector
 
@@ -164,6 +165,17 @@ std::optional<PartName> ParsePartName(absl::string_view name) {
   return out;
 }
 
+// NOT_FOUND where a file has no layers that ComfyUI quantised. A file that cannot be read is a model
+// all the same, whose load says what is wrong with it.
+absl::Status CheckComfyFile(File file) {
+  const std::string name = file.shown_name();
+  const absl::StatusOr<TensorFile> tensors = OpenSafetensors(std::move(file));
+  if (!tensors.ok() || HasComfyLayers(*tensors)) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(
+      name, ": got no layers that ComfyUI quantised, expected some in a file without a ",
+      kConfigFile));
+}
+
 // The paths of all parts, from that of one of them.
 std::vector<std::string> PathsOfParts(const std::string& path) {
   const std::optional<PartName> name = ParsePartName(path);
@@ -250,7 +262,10 @@ absl::Status NameFamily(const FileSource& root, absl::string_view model, const a
     return absl::Status(error.code(), absl::StrCat(error.message(), ": ", what,
                                                    ", which needs its settings to be read"));
   }
-  return absl::UnimplementedError(absl::StrCat(model, ": ", what, ", which is not read"));
+  return absl::UnimplementedError(
+      absl::StrCat(model, ": ", what,
+                   family->alone ? ", which is read from a file of its own, FILE.safetensors"
+                                 : ", which is not read"));
 }
 
 absl::StatusOr<std::vector<std::string>> FindGguf(const FileSource& root, absl::string_view model) {
@@ -316,6 +331,10 @@ absl::StatusOr<TensorFiles> OpenGgufFiles(const FileSource& root,
 
 absl::Status FindModel(const FileSource& root, absl::string_view model) {
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> gguf, FindGguf(root, model));
+  if (gguf.empty() && absl::EndsWith(model, kExtension)) {
+    absl::StatusOr<File> file = root.OpenFile(model);
+    if (file.ok()) return CheckComfyFile(*std::move(file));
+  }
   if (gguf.empty()) return root.OpenFile(PathOf(model, kConfigFile)).status();
   if (gguf[0] != model && absl::c_linear_search(gguf, model)) {
     return absl::NotFoundError(absl::StrCat(Quoted(model), ": is a part of the model ",

@@ -51,8 +51,8 @@ absl::StatusOr<TensorFiles> OpenGgufFiles(const FileSource& root,
                                           const std::vector<std::string>& paths,
                                           const std::atomic<bool>* cancelled = nullptr);
 
-// OK where the repository's entry is a model: a directory with a config.json, or what FindGguf
-// finds. NOT_FOUND where it is none, a part of a GGUF model behind its first too; another error
+// OK where the repository's entry is a model: a directory with a config.json, what FindGguf finds, or
+// a file of safetensors with layers that ComfyUI quantised. NOT_FOUND where it is none, a part of a GGUF model behind its first too; another error
 // where it is one that cannot be opened.
 absl::Status FindModel(const FileSource& root, absl::string_view model);
 

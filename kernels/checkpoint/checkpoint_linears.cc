@@ -141,6 +141,10 @@ class Checkpoint::Resolver {
     AWQD_RETURN_IF_ERROR(CheckCancelled(out_.cancelled_));
     out.left_out = left_out;
     if (out.fits || out.unread) return out;
+    if (out_.by_path_) {
+      if (matched == 0) out.reason = tensors_.Broken(path, "the settings have no entry for it");
+      return out;
+    }
     Findings others;
     const LinearRule* first = nullptr;
     for (const LinearRule* rule : readings_) {

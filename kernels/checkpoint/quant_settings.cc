@@ -157,11 +157,15 @@ absl::StatusOr<std::optional<QuantSettings>> ParseConfigJson(absl::string_view t
   return std::optional<QuantSettings>();
 }
 
+absl::StatusOr<Setting> ParseSettingsJson(absl::string_view text) {
+  KeysInOrder keys;
+  AWQD_ASSIGN_OR_RETURN(const Json object, ParseJsonObject(text, kMaxConfigDepth, &keys));
+  return Converter(&keys).ConvertAt(object, {});
+}
+
 absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,
                                              absl::string_view default_method) {
-  KeysInOrder keys;
-  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth, &keys));
-  Setting out = Converter(&keys).ConvertAt(config, {});
+  AWQD_ASSIGN_OR_RETURN(Setting out, ParseSettingsJson(text));
   AssumeMethod(default_method, &out);
   return out;
 }

@@ -31,6 +31,9 @@ std::vector<std::string> PlacesOfSettings();
 // INVALID_ARGUMENT for a text that is no JSON, no object, or too large.
 absl::StatusOr<std::optional<QuantSettings>> ParseConfigJson(absl::string_view text);
 
+// Parses an object of JSON, in which no names of settings are known.
+absl::StatusOr<Setting> ParseSettingsJson(absl::string_view text);
+
 // Parses quant_config.json, quantize_config.json or hf_quant_config.json, whose top level has the
 // keys. `default_method` is assumed when the file names no quant_method.
 absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,

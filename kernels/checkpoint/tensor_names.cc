@@ -44,9 +44,9 @@ constexpr absl::string_view kNamesOfCodes[] = {
     "weight", "qweight", "weight_packed", "weight_q", "W_q",   "codes",        "blocks",
     "B",      "qdata",   "q_weight",      "trellis",  "Qidxs", "_weight_qdata"};
 // Families that add something to the tensors of another stand before that one.
-constexpr Family kFamilies[] = {{"comfy_quant", "ComfyUI"},
-                                {"scaled_fp8", "ComfyUI"},
-                                {".scale_weight", "ComfyUI"},
+constexpr Family kFamilies[] = {{"comfy_quant", "ComfyUI", false, true},
+                                {"scaled_fp8", "ComfyUI", false, true},
+                                {".scale_weight", "ComfyUI", false, true},
                                 {"._weight_qdata", "PyTorch's torchao"},
                                 {".weight._data", "Optimum Quanto"},
                                 {".biases", "Apple's MLX", true},

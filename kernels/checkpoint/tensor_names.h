@@ -53,6 +53,7 @@ struct Family {
   absl::string_view ending;  // of the name of such a tensor
   absl::string_view name;    // for people: "ComfyUI"
   bool read = false;         // whether its linears are read, once there are settings
+  bool alone = false;        // or in a file of its own
 };
 // The first family, in the order of a table, that one of the tensors is of, and that tensor's name.
 // Null where there is none.

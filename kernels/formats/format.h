@@ -175,6 +175,7 @@ extern const Format kGgufFormat;                // gguf/gguf.cc
 extern const Format kQuarkFormat;               // quark.cc
 extern const Format kMlxFormat;                 // mlx.cc
 extern const Format kFpQuantFormat;             // fp_quant.cc
+extern const Format kComfyFormat;               // comfy.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

@@ -89,6 +89,7 @@ absl::Span<const Format* const> AllFormats() {
       &kQuarkFormat,
       &kMlxFormat,
       &kFpQuantFormat,
+      &kComfyFormat,
   };
   return formats;
 }

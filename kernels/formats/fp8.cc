@@ -257,7 +257,7 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
                 .scale_dtype = names.scale};
   out.scales = Transposed(scale->bytes, out.n, groups, 1);
   if (codes->unread()) return out;
-  out.codes = TransposedNibbles(codes->bytes, out.n, out.k, FirstNibble::kLow);
+  out.codes = TransposedNibbles(codes->bytes, out.n, out.k, names.first);
   return out;
 }
 

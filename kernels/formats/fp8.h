@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
 
 namespace awqd {
@@ -37,11 +38,12 @@ absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensor
 absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors);
 
 struct E2m1Tensors {
-  absl::string_view codes = "weight";         // U8 [N, K/2], even k in the low half of a byte
+  absl::string_view codes = "weight";         // U8 [N, K/2]
   absl::string_view scales = "weight_scale";  // one byte each, [N, K/group_size]
   DType scale = DType::kE4m3;                 // or kE8m0
   int64_t group_size = 0;                     // -1: all of K; 0: not said
   absl::string_view code_dtype = "U8";
+  FirstNibble first = FirstNibble::kLow;  // of the two k of a byte
 };
 
 // Codes, scales and their scheme, without what formats have besides. INVALID_ARGUMENT as

@@ -9,6 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/float8.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
@@ -176,9 +177,13 @@ absl::StatusOr<int64_t> GroupRows(int64_t said, int64_t k, int64_t groups, absl:
 absl::StatusOr<std::vector<float>> DecodeBias(const LinearTensors& tensors, int64_t n) {
   const TensorView* bias = FindTensor(tensors, "bias");
   if (bias == nullptr) return std::vector<float>();
-  AWQD_RETURN_IF_ERROR(CheckTensor("bias", *bias, {"F16", "BF16", "F32"}, 1));
+  const bool fp8 = bias->dtype == "F8_E4M3";  // as ComfyUI's files have it
+  AWQD_RETURN_IF_ERROR(fp8 ? CheckTensor("bias", *bias, {"F8_E4M3"}, 1)
+                           : CheckTensor("bias", *bias, {"F16", "BF16", "F32"}, 1));
   AWQD_RETURN_IF_ERROR(CheckShape("bias", *bias, {n}, "N"));
   std::vector<float> out(n);
+  if (fp8) absl::c_transform(bias->bytes, out.begin(), E4m3ToFloat);
+  if (fp8) return out;
   for (int64_t i = 0; i < n; ++i) out[i] = LoadElement(bias->bytes.data(), FloatType(*bias), i);
   return out;
 }

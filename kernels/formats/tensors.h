@@ -63,7 +63,7 @@ constexpr int64_t BlockRows(int64_t group_rows, int64_t k) {
   return group_rows == k ? 0 : group_rows;
 }
 
-// The tensor "bias" [N], FP16, BF16 or FP32; empty without.
+// The tensor "bias" [N], FP16, BF16, FP32 or E4M3; empty without.
 absl::StatusOr<std::vector<float>> DecodeBias(const LinearTensors& tensors, int64_t n);
 
 }  // namespace awqd

@@ -85,10 +85,10 @@ AWQD_API const char* awqd_device_name(const awqd_device* device);
 
 typedef struct awqd_checkpoint awqd_checkpoint;
 
-// `path`: a folder as it is downloaded, a .gguf file, a model's folder in a Hub cache,
-// or the "ORG/NAME" of one in the user's cache. Reads settings and headers. NOT_FOUND,
-// PERMISSION_DENIED, UNIMPLEMENTED for a format that is not read, INVALID_ARGUMENT for files that are
-// wrong.
+// `path`: a folder as it is downloaded, a .gguf file, a .safetensors file of ComfyUI, a model's
+// folder in a Hub cache, or the "ORG/NAME" of one in the user's cache. Reads settings and headers.
+// NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED for a format that is not read, INVALID_ARGUMENT for
+// files that are wrong.
 AWQD_API int awqd_checkpoint_open(const char* path, awqd_checkpoint** checkpoint);
 AWQD_API void awqd_checkpoint_close(awqd_checkpoint* checkpoint);
 // The paths of its quantised linears, "model.layers.0.mlp.up_proj". NULL for an index that is not

@@ -44,11 +44,12 @@ void AddModelFlags(FlagTable& table, Options& options) {
               "It may also be a cache of the Hub, such as ~/.cache/huggingface/hub, where the "
               "folder models--ORG--NAME is the model ORG--NAME. Clients can name the models in it "
               "and those of --model, and nothing else.");
-  table.Folders(
-      "model", options.models,
-      "A single folder, or GGUF file (the first of its parts), to serve as the model NAME, with or "
-      "without a repository; repeat the flag for several. Links that leave the folder are refused. "
-      "It is loaded at start, whatever --load_model says.");
+  table.Folders("model", options.models,
+                "A single folder, GGUF file (the first of its parts) or .safetensors file of "
+                "ComfyUI, to serve "
+                "as the model NAME, with or without a repository; repeat the flag for several. "
+                "Links that leave the folder are refused. "
+                "It is loaded at start, whatever --load_model says.");
   table.List("load_model", options.load_models,
              "Model of the repository to load at start; repeat the flag for several. The Hub's "
              "ORG/NAME is the model ORG--NAME. Default: all models. The server tries all of them "

@@ -55,7 +55,7 @@ absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::
 
 // Opens a --model folder as a root, and sets its path beneath that. A snapshot of a Hub cache, or a
 // folder in it, consists of links to the blobs beside "snapshots", so the folder of both is its root.
-// The root of a GGUF file is the folder that holds its other parts.
+// The root of a file is the folder that holds it, and its other parts.
 absl::StatusOr<RepositoryRoot> OpenNamed(const NamedFolder& folder, std::string* path) {
   absl::string_view shown = folder.path;
   while (shown.size() > 1 && absl::ConsumeSuffix(&shown, "/")) {
@@ -68,7 +68,8 @@ absl::StatusOr<RepositoryRoot> OpenNamed(const NamedFolder& folder, std::string*
   }
   struct stat info = {};
   const bool is_folder = stat(folder.path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-  if (is_folder || !absl::EndsWith(shown, ".gguf")) {
+  const bool is_model = absl::EndsWith(shown, ".gguf") || absl::EndsWith(shown, ".safetensors");
+  if (is_folder || !is_model) {
     return RepositoryRoot::OpenFolder(folder.path, folder.name);
   }
   const size_t name = shown.rfind('/') + 1;  // 0 where there is none
@@ -255,8 +256,8 @@ absl::Status ModelFolders::CheckRepository(bool may_be_empty) const {
   if (may_be_empty || !models.empty()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(
       shown, " has no folder with a ", kConfigFile,
-      " and no GGUF file: put a model there, such as ", "with hf download ORG/NAME --local-dir ",
-      repository_, "/NAME, give the folder of one as ",
+      " and no GGUF file or one of ComfyUI: put a model there, such as ",
+      "with hf download ORG/NAME --local-dir ", repository_, "/NAME, give the folder of one as ",
       "--model NAME=DIR, or wait for models with --watch_repository"));
 }
 

@@ -15,7 +15,7 @@
 
 namespace awqd::repository {
 
-// A single folder, or GGUF file, that is served under a name: --model NAME=DIR. Of a model in parts
+// A single folder, or a file that is a model, that is served under a name: --model NAME=DIR. Of a model in parts
 // the first one is given.
 struct NamedFolder {
   std::string name;

@@ -78,8 +78,8 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_safetensors(path, tensors):
-    header, data = {}, b""
+def write_safetensors(path, tensors, metadata=None):
+    header, data = {"__metadata__": metadata} if metadata else {}, b""
     for name, array in sorted(tensors.items()):
         dtype = "BF16" if isinstance(array, Bf16) else array.dtype if isinstance(array, Typed) else DTYPES[array.dtype]
         raw = array.tobytes()

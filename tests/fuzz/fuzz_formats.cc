@@ -103,7 +103,12 @@ constexpr const char* kWords[] = {"true",
                                   "iq3_xxs",
                                   "iq3_s",
                                   "iq1_s",
-                                  "iq1_m"};
+                                  "iq1_m",
+                                  "float8_e4m3fn",
+                                  "int8_tensorwise",
+                                  "convrot_w4a4",
+                                  "asym_w4a8_int8",
+                                  "awq_w4a16"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.
@@ -153,10 +158,16 @@ void Write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// The tensors of one linear as a file, where their sizes are those of their shapes.
-std::string FileOf(const awqd::Format& format, const awqd::LinearTensors& tensors) {
+// The tensors of one linear as a file, where their sizes are those of their shapes. ComfyUI has the
+// settings in its header, or in a tensor.
+std::string FileOf(const awqd::Format& format, const awqd::LinearTensors& tensors,
+                   const nlohmann::json& settings) {
   nlohmann::json header = nlohmann::json::object();
   std::string data;
+  if (&format == &awqd::kComfyFormat && !tensors.contains("comfy_quant")) {
+    const nlohmann::json layers = {{"layers", {{"l.up", settings}}}};
+    header["__metadata__"] = {{"_quantization_metadata", layers.dump()}};
+  }
   for (const auto& [suffix, tensor] : tensors) {
     const size_t begin = data.size();
     data.append(tensor.bytes.begin(), tensor.bytes.end());
@@ -183,12 +194,14 @@ void CheckAccount(const awqd::Format& format, const awqd::Setting& settings,
     config[name] = number.is_discarded() ? nlohmann::json(value.text) : number;
   }
   Write(folder + "/m/config.json", nlohmann::json{{"quantization_config", config}}.dump());
-  Write(folder + "/m/model.safetensors", FileOf(format, tensors));
+  Write(folder + "/m/model.safetensors", FileOf(format, tensors, config));
   const auto root = awqd::model::RepositoryRoot::Open(folder);
-  const auto checkpoint = awqd::model::Checkpoint::Open(*root, "m");
+  const bool alone = &format == &awqd::kComfyFormat;
+  const auto checkpoint = awqd::model::Checkpoint::Open(*root, alone ? "m/model.safetensors" : "m");
   if (!checkpoint.ok()) {
     Require(absl::IsInvalidArgument(checkpoint.status()) ||
-            absl::IsUnimplemented(checkpoint.status()));
+            absl::IsUnimplemented(checkpoint.status()) ||
+            (alone && absl::IsNotFound(checkpoint.status())));
     return;
   }
   Require(checkpoint->tensors().size() == tensors.size());

@@ -57,6 +57,9 @@ FORMATS = {
                  ["qweight", "scales", "weight_global_scale", "forward_hadamard_matrix", "bias", "act_global_scale",
                   "backward_hadamard_matrix"]),
     "mlx": (["mode", "bits", "group_size", "global_scale"], ["weight", "scales", "biases", "global_scale", "bias"]),
+    "comfy": (["format", "scaled", "convrot", "convrot_groupsize", "group_size"],
+              ["weight", "weight_scale", "weight_scale_2", "scale_weight", "weight_s_rel", "weight_s_channel",
+               "weight_codebook", "weight_zeros", "pre_quant_scale", "comfy_quant", "bias"]),
     "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
     "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
 }
@@ -68,7 +71,8 @@ WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multip
          "marlin", "q4_1", "q5_k", "q6_k", "mxfp4", "gptq", "gptq_v2", "gptq_p", "auto_round", "auto_round:auto_gptq",
          "auto_round:auto_awq", "auto_round:gptqmodel", "fp8_per_channel_per_token", "nvfp4_awq", "fp4", "fp8_e4m3",
          "int8", "int4", "uint4", "q1_0", "q2_k", "q3_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
-         "affine"]
+         "affine", "q2_0", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "float8_e4m3fn",
+         "int8_tensorwise", "convrot_w4a4", "asym_w4a8_int8", "awq_w4a16"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
@@ -114,7 +118,7 @@ def write(name, kind, settings, tensors):
 
 def linears(folder):
     """(path, tensors by suffix) of a checkpoint."""
-    blob = (folder / "model.safetensors").read_bytes()
+    blob = (folder if folder.is_file() else folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", blob)
     found = {}
     for name, info in json.loads(blob[8:8 + length]).items():

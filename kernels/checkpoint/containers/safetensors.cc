@@ -85,6 +85,7 @@ class HeaderEvents final : public JsonEvents {
       : JsonEvents(kMaxDepth, limits.cancelled), limits_(limits) {}
 
   TensorMap ReleaseTensors() { return std::move(tensors_); }
+  FileMetadata ReleaseMetadata() { return std::move(metadata_); }
 
   absl::Status StartObject() override {
     if (where_ == Where::kOutside) {
@@ -149,7 +150,10 @@ class HeaderEvents final : public JsonEvents {
 
   absl::Status Scalar(const uint64_t* number, const std::string* text) override {
     if (where_ == Where::kNumbers) return Number(number);
-    if (where_ == Where::kMetadata && text != nullptr) return absl::OkStatus();
+    if (where_ == Where::kMetadata && text != nullptr) {
+      metadata_.emplace(field_, *text);
+      return absl::OkStatus();
+    }
     if (where_ != Where::kTensor || field_ != "dtype" || text == nullptr) {
       return Unexpected("a plain value");
     }
@@ -214,6 +218,7 @@ class HeaderEvents final : public JsonEvents {
 
   const SafetensorsLimits& limits_;
   TensorMap tensors_;
+  FileMetadata metadata_;
   Where where_ = Where::kOutside;
   std::string name_;
   std::string field_;
@@ -251,7 +256,8 @@ absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits
 }  // namespace
 
 absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64_t data_bytes,
-                                                 const SafetensorsLimits& limits) {
+                                                 const SafetensorsLimits& limits,
+                                                 FileMetadata* metadata) {
   if (header.empty() || header.front() != '{') {
     return absl::InvalidArgumentError("header: expected it to begin with '{'");
   }
@@ -265,6 +271,7 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
   }
   TensorMap tensors = events.ReleaseTensors();
   AWQD_RETURN_IF_ERROR(CheckCover(tensors, data_bytes));
+  if (metadata != nullptr) *metadata = events.ReleaseMetadata();
   return tensors;
 }
 
@@ -273,10 +280,11 @@ absl::StatusOr<TensorFile> OpenSafetensors(File file, const SafetensorsLimits& l
   AWQD_RETURN_IF_ERROR(file.CheckNoLfsPointer());
   AWQD_ASSIGN_OR_RETURN(const std::string header, ReadHeader(file, limits));
   const int64_t data_offset = kLengthBytes + static_cast<int64_t>(header.size());
+  FileMetadata metadata;
   absl::StatusOr<TensorMap> tensors =
-      ParseSafetensorsHeader(header, file.size() - data_offset, limits);
+      ParseSafetensorsHeader(header, file.size() - data_offset, limits, &metadata);
   if (!tensors.ok()) return Prefixed(file.shown_name(), tensors.status());
-  return TensorFile(std::move(file), data_offset, *std::move(tensors));
+  return TensorFile(std::move(file), data_offset, *std::move(tensors), std::move(metadata));
 }
 
 }  // namespace awqd::model

@@ -147,13 +147,14 @@ TEST_F(InspectFolder, RefusesWhatIsNoModel) {
 
 TEST_F(InspectFolder, NamesTheFamilyOfALoneFile) {
   auto tensors = AwqLinear("a.up", 64, 16, 32);
-  tensors["a.up.comfy_quant"] = {"U8", {2}, "{}"};
+  tensors["a.up.scale_weight"] = {"F32", {}, "abcd"};
   folder_.Write("m/one.safetensors", SafetensorsOf(tensors));
   for (const char* path : {"m", "m/one.safetensors"}) {
     const auto inspection = Inspect(folder_.At(path), Quiet);
     ASSERT_TRUE(inspection.ok()) << inspection.status();
     EXPECT_FALSE(inspection->loads());
-    EXPECT_THAT(inspection->error, HasSubstr("a quantisation of ComfyUI, which is not read"));
+    EXPECT_THAT(inspection->error,
+                HasSubstr("a quantisation of ComfyUI, which is read from a file"));
     ASSERT_EQ(inspection->not_quantised.size(), 3u);
     EXPECT_EQ(inspection->not_quantised[0].why, "codes that are not read");
   }

@@ -57,7 +57,8 @@ std::vector<GoldenCase> AllCases() {
                              "gguf",
                              "quark",
                              "mlx",
-                             "fp-quant"}) {
+                             "fp-quant",
+                             "comfy"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -200,7 +201,8 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
     EXPECT_EQ(info.n(), golden.n);
     const v1::PackedWeight packed = InlineOf(golden);
     EXPECT_EQ(info.has_factor(), packed.tensors().contains("pre_quant_scale") ||
-                                     packed.tensors().contains("input_prescale"));
+                                     packed.tensors().contains("input_prescale") ||
+                                     !golden.factor.empty());
     EXPECT_EQ(info.hadamard_size(), golden.hadamard_size);
   }
   for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {
@@ -339,7 +341,8 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
                                               "gguf",
                                               "quark",
                                               "mlx",
-                                              "fp-quant"}));
+                                              "fp-quant",
+                                              "comfy"}));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/lifecycle/lifecycle_fixture.h"
 #include "tests/testing/hub_files.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -71,6 +72,22 @@ TEST_F(FoldersTest, ServesSingleFoldersWithoutARepository) {
   const auto client = server.NewClient();
   EXPECT_TRUE(absl::IsNotFound(client->LoadModel("a").status())) << "only by its new name";
   EXPECT_EQ(client->ListModels()->models_size(), 2);
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+// Its layers have their settings in tensors beside them.
+TEST_F(FoldersTest, ServesAFileOfComfyUi) {
+  ServerProcess server({"--model=x=" + DataPath("comfy/markers.safetensors")});
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto client = server.NewClient();
+  const auto model = client->GetModel("x");
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->quant_method(), "comfy_quant");
+  EXPECT_EQ(model->weights_size(), 8);
+  EXPECT_EQ(model->unserved_size(), 0);
+  const auto weight = client->Dequantize({.weight = client::WeightName{"x", "mlp.rotated"}});
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(weight->output.shape, (std::vector<int64_t>{128, 24}));
   EXPECT_EQ(server.Stop().code, 0);
 }
 

@@ -205,8 +205,7 @@ TEST_F(CheckpointTest, FamiliesWithoutSettingsAreNamed) {
   for (const bool config : {true, false}) {
     if (!config) fs::remove(directory_.At("m/config.json"));
     if (config) directory_.Write("m/config.json", "{}");
-    for (const auto& [marker, family] : {std::pair{"l.up.comfy_quant", "ComfyUI"},
-                                         {"scaled_fp8", "ComfyUI"},
+    for (const auto& [marker, family] : {std::pair{"scaled_fp8", "ComfyUI"},
                                          {"l.up.scale_weight", "ComfyUI"},
                                          {"l.up.weight._data", "Optimum Quanto"},
                                          {"l.up._weight_qdata", "PyTorch's torchao"}}) {

@@ -203,6 +203,31 @@ TEST_F(ModelFoldersTest, ANamedFileOfGgufIsAModelWithItsOtherParts) {
   EXPECT_THAT(folders.Inspect("y").files, HasSubstr("b-00002-of-00002.gguf"));
 }
 
+// A file of safetensors is a model where it has layers that ComfyUI quantised.
+TEST_F(ModelFoldersTest, ANamedFileOfComfyUi) {
+  using ::awqd::testing::SafetensorsOf;
+  const std::string file = SafetensorsOf(
+      {{"a.weight", {"F8_E4M3", {1, 2}, "ab"}}, {"a.scale_weight", {"F32", {}, "abcd"}}});
+  directory_.Write("elsewhere/a.safetensors", file);
+  directory_.Write("elsewhere/dense.safetensors",
+                   SafetensorsOf({{"a.weight", {"BF16", {1, 2}, "abcd"}}}));
+  directory_.Write("repository/b.safetensors", file);
+  directory_.Write("repository/dense.safetensors",
+                   SafetensorsOf({{"a.weight", {"BF16", {1, 2}, "abcd"}}}));
+  const ModelFolders folders = Folders({{"x", directory_.At("elsewhere/a.safetensors")},
+                                        {"dense", directory_.At("elsewhere/dense.safetensors")},
+                                        {"none", directory_.At("elsewhere/none.safetensors")}});
+  const auto found = folders.Locate("x");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, "x/a.safetensors");
+  EXPECT_THAT(folders.Inspect("x").files, HasSubstr("x/a.safetensors"));
+  EXPECT_THAT(MessageOf(folders, "dense", kNotFound),
+              HasSubstr("dense/dense.safetensors: got no layers that ComfyUI quantised"));
+  EXPECT_THAT(MessageOf(folders, "none", kNotFound), HasSubstr("none/none.safetensors"));
+  const absl::Status ok;
+  EXPECT_THAT(*Folders().ListModels(), ElementsAre(Pair("b.safetensors", ok)));
+}
+
 TEST_F(ModelFoldersTest, ANamedHubFolderWithABadRevisionSaysSo) {
   WriteHub("models--org--name");
   std::ofstream(repository_ + "/models--org--name/refs/main") << "main";

@@ -245,7 +245,7 @@ def replace(model: torch.nn.Module, source: Source | Client | str | os.PathLike[
             ring: bool = False, device: str | torch.device | None = None, fuse: bool = True) -> Replaced:
     """Has a model's linears computed from the quantised weights of a source that have their paths.
 
-    source: a model's folder or .gguf file: in this process, by libawqd; the address of a server, or a Client; or a Source.
+    source: a model's folder or file (GGUF, ComfyUI): in this process, by libawqd; the address of a server, or a Client; or a Source.
     name: the model of the server; none where it serves one.
     ring: of an address: through the server's ring.
     device: of a folder: where the weights are; the model's own by default.
