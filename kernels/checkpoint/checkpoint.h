@@ -115,6 +115,9 @@ class Checkpoint {
 
   // TensorView::fused of the linear's codes.
   std::vector<std::vector<int64_t>> FindFused(const LinearLocation& linear) const;
+  // What is known of the linear's codes beside their tensor.
+  void DescribeCodes(const LinearLocation& linear, absl::string_view stored,
+                     TensorView* codes) const;
   absl::StatusOr<HostWeight> Decode(const LinearLocation& linear, bool codes,
                                     std::vector<uint8_t>* scratch, Remarks* remarks) const;
 
@@ -122,6 +125,8 @@ class Checkpoint {
   const std::atomic<bool>* cancelled_ = nullptr;
   FilesRead read_;
   std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
+  // Sizes that config.json tells, where a format needs them; else 0.
+  int64_t hidden_size_ = 0, vocab_size_ = 0;
   FoundFormat found_;
   LinearRules rules_;
   // Rules with the settings of additions, by the rule and those.

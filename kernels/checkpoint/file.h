@@ -112,6 +112,7 @@ absl::Status BadTensor(absl::string_view name, const What&... what) {
 }
 
 using TensorMap = std::map<std::string, TensorInfo, std::less<>>;
+using Metadata = std::map<std::string, std::string, std::less<>>;
 
 // The entries in the order of their places in the file, by `begin` and then by `end`. They point
 // into `tensors`.
@@ -121,11 +122,19 @@ std::vector<const TensorMap::value_type*> SortByOffset(const TensorMap& tensors)
 class TensorFile {
  public:
   // Every tensor lies within the file; data begins at byte `data_offset`.
-  TensorFile(File file, int64_t data_offset, TensorMap tensors)
-      : file_(std::move(file)), data_offset_(data_offset), tensors_(std::move(tensors)) {}
+  TensorFile(File file, int64_t data_offset, TensorMap tensors, Metadata metadata = {})
+      : file_(std::move(file)),
+        data_offset_(data_offset),
+        tensors_(std::move(tensors)),
+        metadata_(std::move(metadata)) {}
 
   const File& file() const { return file_; }
   const TensorMap& tensors() const { return tensors_; }
+  // The text under that name in the file's own metadata; empty where there is none.
+  absl::string_view FindMetadata(absl::string_view name) const {
+    const auto it = metadata_.find(name);
+    return it == metadata_.end() ? absl::string_view() : it->second;
+  }
   int64_t header_bytes() const { return data_offset_; }  // all before the data
 
   // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.
@@ -136,6 +145,7 @@ class TensorFile {
   File file_;
   int64_t data_offset_;
   TensorMap tensors_;
+  Metadata metadata_;
 };
 
 // The quantised linears that cannot be read, by path (that of all experts where one tensor holds

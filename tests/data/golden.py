@@ -78,8 +78,8 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_safetensors(path, tensors):
-    header, data = {}, b""
+def write_safetensors(path, tensors, metadata=None):
+    header, data = {"__metadata__": metadata} if metadata else {}, b""
     for name, array in sorted(tensors.items()):
         dtype = "BF16" if isinstance(array, Bf16) else array.dtype if isinstance(array, Typed) else DTYPES[array.dtype]
         raw = array.tobytes()
@@ -114,12 +114,12 @@ class Goldens:
         shutil.rmtree(self.folder / "goldens", ignore_errors=True)
         (self.folder / "goldens").mkdir(parents=True)
 
-    def checkpoint(self, model, quantization, tensors):
+    def checkpoint(self, model, quantization, tensors, metadata=None):
         folder = self.folder / model
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         write_json(folder / "config.json", {"model_type": "golden", "quantization_config": quantization})
-        write_safetensors(folder / "model.safetensors", tensors)
+        write_safetensors(folder / "model.safetensors", tensors, metadata)
 
     def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None,
              format=None, transform=None, values=None):

@@ -22,10 +22,11 @@ constexpr absl::string_view kMetadata = "__metadata__";
 // 0 for a dtype that the format does not have.
 int BitsOf(absl::string_view dtype) {
   static constexpr std::pair<absl::string_view, int> kDtypes[] = {
-      {"BOOL", 8},    {"U8", 8},    {"I8", 8},      {"I16", 16},    {"U16", 16},
-      {"F16", 16},    {"BF16", 16}, {"I32", 32},    {"U32", 32},    {"F32", 32},
-      {"I64", 64},    {"U64", 64},  {"F64", 64},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
-      {"F8_E8M0", 8}, {"F4", 4},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64}};
+      {"BOOL", 8},        {"U8", 8},         {"I8", 8},      {"I16", 16},    {"U16", 16},
+      {"F16", 16},        {"BF16", 16},      {"I32", 32},    {"U32", 32},    {"F32", 32},
+      {"I64", 64},        {"U64", 64},       {"F64", 64},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
+      {"F8_E8M0", 8},     {"F4", 4},         {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64},
+      {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
   for (const auto& [name, bits] : kDtypes) {
     if (name == dtype) return bits;
   }
@@ -85,6 +86,7 @@ class HeaderEvents final : public JsonEvents {
       : JsonEvents(kMaxDepth, limits.cancelled), limits_(limits) {}
 
   TensorMap ReleaseTensors() { return std::move(tensors_); }
+  Metadata ReleaseMetadata() { return std::move(metadata_); }
 
   absl::Status StartObject() override {
     if (where_ == Where::kOutside) {
@@ -149,7 +151,10 @@ class HeaderEvents final : public JsonEvents {
 
   absl::Status Scalar(const uint64_t* number, const std::string* text) override {
     if (where_ == Where::kNumbers) return Number(number);
-    if (where_ == Where::kMetadata && text != nullptr) return absl::OkStatus();
+    if (where_ == Where::kMetadata && text != nullptr) {
+      metadata_.emplace(field_, *text);
+      return absl::OkStatus();
+    }
     if (where_ != Where::kTensor || field_ != "dtype" || text == nullptr) {
       return Unexpected("a plain value");
     }
@@ -214,6 +219,7 @@ class HeaderEvents final : public JsonEvents {
 
   const SafetensorsLimits& limits_;
   TensorMap tensors_;
+  Metadata metadata_;
   Where where_ = Where::kOutside;
   std::string name_;
   std::string field_;
@@ -251,7 +257,8 @@ absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits
 }  // namespace
 
 absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64_t data_bytes,
-                                                 const SafetensorsLimits& limits) {
+                                                 const SafetensorsLimits& limits,
+                                                 Metadata* metadata) {
   if (header.empty() || header.front() != '{') {
     return absl::InvalidArgumentError("header: expected it to begin with '{'");
   }
@@ -265,6 +272,7 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
   }
   TensorMap tensors = events.ReleaseTensors();
   AWQD_RETURN_IF_ERROR(CheckCover(tensors, data_bytes));
+  if (metadata != nullptr) *metadata = events.ReleaseMetadata();
   return tensors;
 }
 
@@ -273,10 +281,11 @@ absl::StatusOr<TensorFile> OpenSafetensors(File file, const SafetensorsLimits& l
   AWQD_RETURN_IF_ERROR(file.CheckNoLfsPointer());
   AWQD_ASSIGN_OR_RETURN(const std::string header, ReadHeader(file, limits));
   const int64_t data_offset = kLengthBytes + static_cast<int64_t>(header.size());
+  Metadata metadata;
   absl::StatusOr<TensorMap> tensors =
-      ParseSafetensorsHeader(header, file.size() - data_offset, limits);
+      ParseSafetensorsHeader(header, file.size() - data_offset, limits, &metadata);
   if (!tensors.ok()) return Prefixed(file.shown_name(), tensors.status());
-  return TensorFile(std::move(file), data_offset, *std::move(tensors));
+  return TensorFile(std::move(file), data_offset, *std::move(tensors), std::move(metadata));
 }
 
 }  // namespace awqd::model

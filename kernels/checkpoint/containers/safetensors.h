@@ -22,9 +22,11 @@ struct SafetensorsLimits {
 };
 
 // Parses the JSON header of a file with `data_bytes` bytes after it. INVALID_ARGUMENT naming the
-// tensor and the rule that it breaks; README.md lists the rules.
+// tensor and the rule that it breaks; README.md lists the rules. `metadata`, which may be null,
+// becomes the texts under "__metadata__".
 absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64_t data_bytes,
-                                                 const SafetensorsLimits& limits = {});
+                                                 const SafetensorsLimits& limits = {},
+                                                 Metadata* metadata = nullptr);
 
 // Reads and checks the header. Errors are prefixed with the file's name.
 absl::StatusOr<TensorFile> OpenSafetensors(File file, const SafetensorsLimits& limits = {});

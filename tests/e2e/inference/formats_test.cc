@@ -57,7 +57,11 @@ std::vector<GoldenCase> AllCases() {
                              "gguf",
                              "quark",
                              "mlx",
-                             "fp-quant"}) {
+                             "fp-quant",
+                             "blockwise-int8",
+                             "torchao",
+                             "quanto",
+                             "quanto-packed"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -339,7 +343,11 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
                                               "gguf",
                                               "quark",
                                               "mlx",
-                                              "fp-quant"}));
+                                              "fp-quant",
+                                              "blockwise-int8",
+                                              "torchao",
+                                              "quanto",
+                                              "quanto-packed"}));
 }
 
 }  // namespace
