@@ -94,11 +94,12 @@ absl::Status Checkpoint::OpenFolder(const FileSource& root) {
   const auto is_fused = [](const LinearLocation& linear) {
     return absl::EndsWith(linear.path, kFusedQkv);
   };
-  if (absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
   const auto needs_features = [](const LinearLocation& linear) {
     return linear.rule->format->needs_features;
   };
-  if (absl::c_any_of(linears_, needs_features)) {
+  const bool features = absl::c_any_of(linears_, needs_features);
+  if (features || absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
+  if (features) {
     hidden_size_ = ReadSize(root, name_, "hidden_size");
     vocab_size_ = ReadSize(root, name_, "vocab_size");
   }
@@ -196,6 +197,12 @@ void Checkpoint::DescribeCodes(const LinearLocation& linear, absl::string_view s
   if (is_one_of(kReaders)) codes->in_features = hidden_size_;
   if (is_one_of(kWriters)) codes->out_features = hidden_size_;
   if (is_one_of({kHead})) codes->out_features = vocab_size_;
+  // Some attention reads more than hidden states, and then config.json tells other out features.
+  for (const auto& [ending, rows] : {std::pair(".q_proj", &AttentionRows::q),
+                                     {".k_proj", &AttentionRows::k},
+                                     {".v_proj", &AttentionRows::v}}) {
+    if (is_one_of({ending}) && attention_.size() == 1) codes->out_features = attention_[0].*rows;
+  }
   if (format.metadata.empty()) return;
   const std::string name = TensorName(format, stored, format.metadata);
   for (const auto& file : files_) {

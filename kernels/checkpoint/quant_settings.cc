@@ -38,8 +38,8 @@ struct SideFile {
 };
 constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"},
                                    {"quantize_config.json", "gptq"},
-                                   {kModelOptFile, "modelopt"},
-                                   {"quanto_qmap.json", "quanto"}};
+                                   {"quanto_qmap.json", "quanto"},
+                                   {kModelOptFile, "modelopt"}};
 
 // Walks a document in the order of its text, which is that of `keys`.
 class Converter {

@@ -60,8 +60,8 @@ int64_t ReadSize(const FileSource& root, absl::string_view model, const std::str
 constexpr absl::string_view kModelOptFile = "hf_quant_config.json";
 
 // Reads the first of the files beside config.json that is there: quant_config.json,
-// quantize_config.json, hf_quant_config.json, quanto_qmap.json; or, with `modelopt_alone`, only
-// the third. Nothing when none is.
+// quantize_config.json, quanto_qmap.json, hf_quant_config.json; or, with `modelopt_alone`, only
+// the last. Nothing when none is.
 absl::StatusOr<std::optional<QuantSettings>> ReadSideSettings(const FileSource& root,
                                                               absl::string_view model,
                                                               bool modelopt_alone = false);

@@ -29,7 +29,7 @@ struct TensorView {
   // of their rows, which add up to N. The first is by projections, such as q, k and v. Empty where
   // the checkpoint does not tell.
   std::vector<std::vector<int64_t>> fused = {};
-  // Of codes, what the checkpoint tells beside its tensors: in and out features, 0 where it does
+  // The checkpoint may tell more of codes than their tensor: in and out features, 0 where it does
   // not, and JSON that the file has on the weight (Format::metadata).
   int64_t in_features = 0;
   int64_t out_features = 0;

@@ -21,6 +21,8 @@
 // and are refused.
 //
 // The scheme has codes without sign, so Int4Tensor's zero is 8 * scale - zero_point in FP32.
+// torchao rounds NVFP4's scale times per_tensor_scale, and not code times scale: a last place
+// apart.
 //
 // In a request E4M3 and E8M0 are U8, and the settings say what the metadata would: tensor_type,
 // target_dtype, elem_dtype, is_swizzled_scales, activations ("token").

@@ -49,7 +49,7 @@ def dequantized(weight):
 
 
 def settings(weight):
-    """What a request says in the place of the metadata."""
+    """A request says this in the place of the metadata."""
     out = {"tensor_type": type(weight).__name__}
     if hasattr(weight, "target_dtype"):
         out["target_dtype"] = str(weight.target_dtype).rpartition(".")[2]
