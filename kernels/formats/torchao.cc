@@ -25,7 +25,7 @@
 // apart.
 //
 // In a request E4M3 and E8M0 are U8, and the settings say what the metadata would: tensor_type,
-// target_dtype, elem_dtype, is_swizzled_scales, activations ("token").
+// target_dtype, elem_dtype, is_swizzled_scales, activations ("dynamic").
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -123,7 +123,7 @@ absl::StatusOr<Description> ReadDescription(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(out.elements, ReadWord(object, "elem_dtype"));
   AWQD_ASSIGN_OR_RETURN(const auto swizzled, ReadBool(object, "is_swizzled_scales"));
   out.swizzled = swizzled.value_or(false);
-  AWQD_RETURN_IF_ERROR(CheckWord(object, "activations", {"token"}));
+  AWQD_RETURN_IF_ERROR(CheckWord(object, "activations", {"dynamic"}));
   AWQD_ASSIGN_OR_RETURN(const std::string activations, ReadWord(object, "activations"));
   out.activations = !activations.empty();
   return out;
@@ -170,7 +170,7 @@ absl::StatusOr<Description> Describe(const Setting& object, const std::string& m
   CopyWord(data, "target_dtype", &said);
   CopyWord(data, "elem_dtype", &said);
   said.members["is_swizzled_scales"] = Setting::Literal(Member(data, "is_swizzled_scales") == true);
-  if (RoundsTokens(data)) said.members["activations"] = Setting::String("token");
+  if (RoundsTokens(data)) said.members["activations"] = Setting::String("dynamic");
   AWQD_ASSIGN_OR_RETURN(Description out, ReadDescription(said));
   for (const Json& name : Member(json, "_tensor_data_names")) {
     if (!name.is_string()) return bad("_tensor_data_names of others", "names");

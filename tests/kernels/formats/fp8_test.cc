@@ -285,7 +285,7 @@ TEST(Fp8Format, ReadsSettingsOfFbgemm) {
   EXPECT_EQ(found->format, &kFp8Format);
   EXPECT_EQ(found->quant_method, "fbgemm_fp8");
   EXPECT_THAT(found->config.left_out, ElementsAre(ModulePattern{Kind::kContains, "lm_head"}));
-  EXPECT_TRUE(found->config.rules.at(0).settings.members.empty());
+  EXPECT_EQ(found->config.rules.at(0).settings.members.at("activations").text, "dynamic");
 }
 
 // --- blockwise-int8 ---
