@@ -40,8 +40,9 @@
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale", "scale",
-                                           "input_scale", "activation_scale", "bias"};
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale",
+                                           "scale",  "input_scale",      "activation_scale",
+                                           "bias"};
 constexpr auto kOptional = absl::MakeConstSpan(kSuffixes).subspan(1);
 constexpr absl::string_view kNamesOfScales[] = {"weight_scale_inv", "weight_scale", "scale"};
 constexpr absl::string_view kCodeTypes[] = {"F8_E4M3", "I8"};
