@@ -223,8 +223,10 @@ TEST(QuantoFormat, TheMapHasATypeForEachPath) {
     }
     const bool packed = rule.settings.members.at("weights").text == "qint4";
     EXPECT_EQ(rule.format, packed ? &kQuantoPackedFormat : &kQuantoFormat);
-    const std::vector<ModulePattern> bytes = {{Kind::kPath, "a.q"}, {Kind::kPath, "a.v"}};
-    EXPECT_EQ(rule.targets, packed ? std::vector<ModulePattern>{{Kind::kPath, "a.k"}} : bytes);
+    using Patterns = std::vector<ModulePattern>;
+    const Patterns one = {{Kind::kPath, "a.k"}};
+    const Patterns two = {{Kind::kPath, "a.q"}, {Kind::kPath, "a.v"}};
+    EXPECT_EQ(rule.targets, packed ? one : two);
   }
   EXPECT_EQ(unread, 1);
 }
