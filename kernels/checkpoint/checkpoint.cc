@@ -22,6 +22,13 @@ namespace {
 
 // How the paths of fused projections end.
 constexpr absl::string_view kFusedQkv = ".qkv_proj", kFusedGateUp = ".gate_up_proj";
+constexpr absl::string_view kHead = ".lm_head";
+// How those end whose inputs, or whose outputs, are the model's hidden states.
+constexpr absl::string_view kReaders[] = {
+    ".q_proj", ".k_proj", ".v_proj", kFusedQkv,          ".gate_proj",     ".up_proj", kFusedGateUp,
+    ".fc1",    ".w1",     ".w3",     ".query_key_value", ".dense_h_to_4h", kHead};
+constexpr absl::string_view kWriters[] = {".o_proj", ".out_proj", ".down_proj",
+                                          ".fc2",    ".w2",       ".dense_4h_to_h"};
 
 // At least so many bytes, of any contents.
 void Reserve(int64_t bytes, std::vector<uint8_t>* scratch) {
@@ -86,7 +93,15 @@ absl::Status Checkpoint::OpenFolder(const FileSource& root) {
   const auto is_fused = [](const LinearLocation& linear) {
     return absl::EndsWith(linear.path, kFusedQkv);
   };
-  if (absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
+  const auto needs_features = [](const LinearLocation& linear) {
+    return linear.rule->format->needs_features;
+  };
+  const bool features = absl::c_any_of(linears_, needs_features);
+  if (features || absl::c_any_of(linears_, is_fused)) attention_ = ReadAttentionRows(root, name_);
+  if (features) {
+    hidden_size_ = ReadSize(root, name_, "hidden_size");
+    vocab_size_ = ReadSize(root, name_, "vocab_size");
+  }
   return status;
 }
 
@@ -187,6 +202,32 @@ std::vector<std::vector<int64_t>> Checkpoint::FindFused(const LinearLocation& li
   return out;
 }
 
+void Checkpoint::DescribeCodes(const LinearLocation& linear, absl::string_view stored,
+                               TensorView* codes) const {
+  const Format& format = *linear.rule->format;
+  codes->fused = FindFused(linear);
+  const auto is_one_of = [&](absl::Span<const absl::string_view> endings) {
+    return absl::c_any_of(endings, [&](absl::string_view ending) {
+      return absl::EndsWith(absl::StrCat(".", stored), ending);
+    });
+  };
+  if (is_one_of(kReaders)) codes->in_features = hidden_size_;
+  if (is_one_of(kWriters)) codes->out_features = hidden_size_;
+  if (is_one_of({kHead})) codes->out_features = vocab_size_;
+  // Some attention reads more than hidden states, and then config.json tells other out features.
+  for (const auto& [ending, rows] : {std::pair(".q_proj", &AttentionRows::q),
+                                     {".k_proj", &AttentionRows::k},
+                                     {".v_proj", &AttentionRows::v}}) {
+    if (is_one_of({ending}) && attention_.size() == 1) codes->out_features = attention_[0].*rows;
+  }
+  if (format.metadata.empty()) return;
+  const std::string name = TensorName(format, stored, format.metadata);
+  for (const auto& file : files_) {
+    codes->metadata = std::string(file->FindMetadata(name));
+    if (!codes->metadata.empty()) return;
+  }
+}
+
 absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool codes,
                                               std::vector<uint8_t>* scratch,
                                               Remarks* remarks) const {
@@ -200,7 +241,7 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
     const int64_t size = location.info->bytes();
     TensorView& view = tensors[suffix];
     view = {location.info->dtype, location.info->shape, {}, linear.experts};
-    if (suffix == format.suffixes.front()) view.fused = FindFused(linear);
+    if (suffix == format.suffixes.front()) DescribeCodes(linear, stored, &view);
     if (!codes && suffix == format.suffixes.front()) {
       view.bytes = absl::Span<const uint8_t>(nullptr, size);
       continue;

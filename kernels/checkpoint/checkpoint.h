@@ -117,13 +117,18 @@ class Checkpoint {
 
   // TensorView::fused of the linear's codes.
   std::vector<std::vector<int64_t>> FindFused(const LinearLocation& linear) const;
+  // Sets the parts of TensorView that tell of the linear's codes beside their tensor.
+  void DescribeCodes(const LinearLocation& linear, absl::string_view stored,
+                     TensorView* codes) const;
   absl::StatusOr<HostWeight> Decode(const LinearLocation& linear, bool codes,
                                     std::vector<uint8_t>* scratch, Remarks* remarks) const;
 
   std::string name_;
   const std::atomic<bool>* cancelled_ = nullptr;
   FilesRead read_;
-  std::vector<AttentionRows> attention_;  // where a linear is one of fused q, k and v
+  std::vector<AttentionRows> attention_;  // where fused q, k and v, or a format, need it
+  // Sizes that config.json tells, where a format needs them; else 0.
+  int64_t hidden_size_ = 0, vocab_size_ = 0;
   FoundFormat found_;
   LinearRules rules_;
   bool by_path_ = false;  // no linear is read by a rule that its path does not match

@@ -132,6 +132,11 @@ class TensorFile {
   const File& file() const { return file_; }
   const TensorMap& tensors() const { return tensors_; }
   const FileMetadata& metadata() const { return metadata_; }
+  // The text under that name in the file's own metadata; empty where there is none.
+  absl::string_view FindMetadata(absl::string_view name) const {
+    const auto it = metadata_.find(name);
+    return it == metadata_.end() ? absl::string_view() : it->second;
+  }
   int64_t header_bytes() const { return data_offset_; }  // all before the data
 
   // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.

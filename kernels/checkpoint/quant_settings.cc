@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
@@ -35,8 +36,10 @@ struct SideFile {
   absl::string_view name;
   absl::string_view default_method;
 };
-constexpr SideFile kSideFiles[] = {
-    {"quant_config.json", "awq"}, {"quantize_config.json", "gptq"}, {kModelOptFile, "modelopt"}};
+constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"},
+                                   {"quantize_config.json", "gptq"},
+                                   {"quanto_qmap.json", "quanto"},
+                                   {kModelOptFile, "modelopt"}};
 
 // Walks a document in the order of its text, which is that of `keys`.
 class Converter {
@@ -123,6 +126,19 @@ int64_t FindCount(const Json& object, const std::string& name, int64_t otherwise
   return count ? value->get<int64_t>() : otherwise;
 }
 
+// The count of that name in an object and in the settings of parts in it; 0 where one has none, or
+// two differ.
+int64_t FindSize(const Json& object, const std::string& name) {
+  int64_t out = FindCount(object, name, 0);
+  for (const auto& [key, member] : object.items()) {
+    if (!member.is_object() || !absl::EndsWith(key, "_config") || key == kKey) continue;
+    const int64_t of_part = FindSize(member, name);
+    if (of_part == 0 || (out != 0 && of_part != out)) return 0;
+    out = of_part;
+  }
+  return out;
+}
+
 void AssumeMethod(absl::string_view method, Setting* settings) {
   if (FindSetting(*settings, "quant_method") != nullptr) return;
   settings->members["quant_method"] = Setting::String(std::string(method));
@@ -206,6 +222,13 @@ std::vector<AttentionRows> ReadAttentionRows(const FileSource& root, absl::strin
     }
   }
   return out;
+}
+
+int64_t ReadSize(const FileSource& root, absl::string_view model, const std::string& name) {
+  const auto text = ReadSmall(root, absl::StrCat(model, "/", kConfigFile), kMaxConfigBytes);
+  if (!text.ok() || !*text) return 0;
+  const absl::StatusOr<Json> config = ParseJsonObject(**text, kMaxConfigDepth, nullptr);
+  return config.ok() ? FindSize(*config, name) : 0;
 }
 
 absl::StatusOr<std::optional<QuantSettings>> ReadSideSettings(const FileSource& root,

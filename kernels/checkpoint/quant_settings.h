@@ -54,12 +54,17 @@ struct AttentionRows {
 // parts of the model. Empty where it cannot be read.
 std::vector<AttentionRows> ReadAttentionRows(const FileSource& root, absl::string_view model);
 
+// The number of that name in the model's config.json and in the settings of all its parts; 0 where
+// one of them has none, or two differ.
+int64_t ReadSize(const FileSource& root, absl::string_view model, const std::string& name);
+
 // The file beside config.json that ModelOpt writes. It wins over config.json where that still has
 // the settings of the model that ModelOpt was given.
 constexpr absl::string_view kModelOptFile = "hf_quant_config.json";
 
 // Reads the first of the files beside config.json that is there: quant_config.json,
-// quantize_config.json, hf_quant_config.json; or, with `modelopt_alone`, only the last. Nothing when none is.
+// quantize_config.json, quanto_qmap.json, hf_quant_config.json; or, with `modelopt_alone`, only
+// the last. Nothing when none is.
 absl::StatusOr<std::optional<QuantSettings>> ReadSideSettings(const FileSource& root,
                                                               absl::string_view model,
                                                               bool modelopt_alone = false);

@@ -29,6 +29,11 @@ struct TensorView {
   // of their rows, which add up to N. The first is by projections, such as q, k and v. Empty where
   // the checkpoint does not tell.
   std::vector<std::vector<int64_t>> fused = {};
+  // The checkpoint may tell more of codes than their tensor: in and out features, 0 where it does
+  // not, and JSON that the file has on the weight (Format::metadata).
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  std::string metadata = {};
 
   // Whether its size is known and its bytes are not: `bytes` points nowhere. Of codes only.
   bool unread() const { return bytes.data() == nullptr && !bytes.empty(); }
@@ -126,6 +131,11 @@ struct Format {
   // Suffixes of further tensors of a linear that say nothing of its weight. A tensor beside its
   // codes that has neither these nor those above refuses the linear.
   absl::Span<const absl::string_view> suffixes_without_effect;
+  // The name behind a linear's path under which the metadata of a file tell of its weight; empty
+  // where a writer has no such metadata.
+  absl::string_view metadata;
+  // Whether tensors alone may not tell K and N, which TensorView::in_features then does.
+  bool needs_features = false;
   // Bytes for each code that Decode takes for a while, beside the tensors and its result.
   int spare_bytes_per_code = 0;
   // Names of the settings that Decode knows, which are those of an inline weight.
@@ -155,6 +165,7 @@ extern const Format kPlainFormat;               // plain.cc
 extern const Format kFasterTransformerFormat;   // fastertransformer.cc
 extern const Format kGemliteFormat;             // gemlite.cc
 extern const Format kFp8Format;                 // fp8.cc
+extern const Format kBlockwiseInt8Format;       // fp8.cc
 extern const Format kModelOptFormat;            // modelopt.cc
 extern const Format kMxfp4Format;               // mxfp4.cc
 extern const Format kBitsAndBytesFormat;        // bitsandbytes.cc
@@ -176,6 +187,9 @@ extern const Format kQuarkFormat;               // quark.cc
 extern const Format kMlxFormat;                 // mlx.cc
 extern const Format kFpQuantFormat;             // fp_quant.cc
 extern const Format kComfyFormat;               // comfy.cc
+extern const Format kTorchAoFormat;             // torchao.cc
+extern const Format kQuantoFormat;              // quanto.cc
+extern const Format kQuantoPackedFormat;        // quanto.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

@@ -90,6 +90,10 @@ absl::Span<const Format* const> AllFormats() {
       &kMlxFormat,
       &kFpQuantFormat,
       &kComfyFormat,
+      &kBlockwiseInt8Format,
+      &kTorchAoFormat,
+      &kQuantoFormat,
+      &kQuantoPackedFormat,
   };
   return formats;
 }
@@ -107,9 +111,7 @@ namespace {
 struct Family {
   absl::string_view quant_method, name;
 };
-constexpr Family kUnreadFamilies[] = {{"torchao", "PyTorch's torchao"},
-                                      {"quanto", "Optimum Quanto"},
-                                      {"aqlm", "AQLM"},
+constexpr Family kUnreadFamilies[] = {{"aqlm", "AQLM"},
                                       {"vptq", "Microsoft's VPTQ"},
                                       {"eetq", "EETQ"},
                                       {"higgs", "HIGGS"},
@@ -118,10 +120,8 @@ constexpr Family kUnreadFamilies[] = {{"torchao", "PyTorch's torchao"},
                                       {"exl2", "ExLlamaV2"},
                                       {"exl3", "ExLlamaV3"},
                                       {"bitnet", "Microsoft's BitNet"},
-                                      {"fbgemm_fp8", "FBGEMM"},
                                       {"sinq", "SINQ"},
-                                      {"intel/auto-round", "AutoRound of before 0.3"},
-                                      {"blockwise_int8", "INT8 in blocks"}};
+                                      {"intel/auto-round", "AutoRound of before 0.3"}};
 
 bool HasMethod(const Format& format, absl::string_view method) {
   return format.quant_method == method || format.other_quant_method == method;

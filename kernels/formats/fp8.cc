@@ -17,6 +17,12 @@
 //
 //   {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 //    "modules_to_not_convert": ["lm_head"]}
+//
+// FBGEMM's quant_method is "fbgemm_fp8", with one scale per out feature and dynamic activations.
+//
+// Format "blockwise-int8", as SGLang reads it: weight I8 [N, K], weight_scale_inv F32, BF16 or F16
+// [N / block_n, K / block_k], rounded up, and "quant_method": "blockwise_int8" beside
+// weight_block_size.
 #include "kernels/formats/fp8.h"
 
 #include <algorithm>
@@ -34,12 +40,18 @@
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale", "scale",
-                                           "input_scale", "activation_scale", "bias"};
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale_inv", "weight_scale",
+                                           "scale",  "input_scale",      "activation_scale",
+                                           "bias"};
 constexpr auto kOptional = absl::MakeConstSpan(kSuffixes).subspan(1);
 constexpr absl::string_view kNamesOfScales[] = {"weight_scale_inv", "weight_scale", "scale"};
 constexpr absl::string_view kCodeTypes[] = {"F8_E4M3", "I8"};
 constexpr absl::string_view kSettings[] = {"activations", "block_k", "block_n"};
+constexpr absl::string_view kInt8Suffixes[] = {"weight", "weight_scale_inv", "bias"};
+constexpr absl::string_view kInt8Optional[] = {"bias"};
+constexpr absl::string_view kInt8CodeTypes[] = {"I8"};
+constexpr absl::string_view kInt8Settings[] = {"block_k", "block_n"};
+constexpr absl::string_view kFbgemm = "fbgemm_fp8";  // a quant_method
 constexpr int64_t kMostBlock = int64_t{1} << 31;
 
 // --- Settings ---
@@ -68,7 +80,9 @@ absl::StatusOr<Setting> ReadBlockSize(const Setting& config) {
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
   AWQD_RETURN_IF_ERROR(CheckWord(config, "fmt", {"e4m3"}));
   AWQD_RETURN_IF_ERROR(CheckWord(config, "expert_dtype", {"fp8", "fp4"}));
-  AWQD_ASSIGN_OR_RETURN(const std::string scheme, ReadWord(config, "activation_scheme"));
+  AWQD_ASSIGN_OR_RETURN(std::string scheme, ReadWord(config, "activation_scheme"));
+  AWQD_ASSIGN_OR_RETURN(const std::string method, ReadWord(config, "quant_method"));
+  if (method == kFbgemm) scheme = "dynamic";
   AWQD_ASSIGN_OR_RETURN(Setting rule, ReadBlockSize(config));
   const bool known = scheme == "dynamic" || scheme == "static";
   if (known) rule.members["activations"] = Setting::String(scheme);
@@ -77,6 +91,17 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   if (!scheme.empty() && !known) {
     out.note = "activation_scheme has no effect: it is neither dynamic nor static";
   }
+  return out;
+}
+
+absl::StatusOr<QuantConfig> ReadInt8(const Setting& config) {
+  if (FindSetting(config, "weight_block_size") == nullptr) {
+    return BadValue("weight_block_size", "nothing", "a list of two numbers");
+  }
+  AWQD_ASSIGN_OR_RETURN(Setting rule, ReadBlockSize(config));
+  AWQD_ASSIGN_OR_RETURN(QuantConfig out, OneRule(config, std::move(rule),
+                                                 {"modules_to_not_convert", "ignored_layers"}));
+  out.note = "activation_scheme has no effect: activations are not quantised in groups";
   return out;
 }
 
@@ -216,14 +241,18 @@ absl::StatusOr<absl::string_view> NameOfScales(const LinearTensors& tensors) {
   return out.empty() ? "weight_scale" : out;
 }
 
+// The sides of the blocks that share a scale; 0 where no size is set.
+absl::Status ReadBlocks(const Setting& object, Fp8Scales* out) {
+  AWQD_ASSIGN_OR_RETURN(out->block_n, ReadBlock(object, "block_n"));
+  AWQD_ASSIGN_OR_RETURN(out->block_k, ReadBlock(object, "block_k"));
+  if ((out->block_n == 0) == (out->block_k == 0)) return absl::OkStatus();
+  return BadValue(out->block_n == 0 ? "block_n" : "block_k", "nothing",
+                  "a number, as the other side of the blocks has one");
+}
+
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   Fp8Scales scales = {.e8m0 = true};
-  AWQD_ASSIGN_OR_RETURN(scales.block_n, ReadBlock(object, "block_n"));
-  AWQD_ASSIGN_OR_RETURN(scales.block_k, ReadBlock(object, "block_k"));
-  if ((scales.block_n == 0) != (scales.block_k == 0)) {
-    return BadValue(scales.block_n == 0 ? "block_n" : "block_k", "nothing",
-                    "a number, as the other side of the blocks has one");
-  }
+  AWQD_RETURN_IF_ERROR(ReadBlocks(object, &scales));
   AWQD_ASSIGN_OR_RETURN(scales.name, NameOfScales(tensors));
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
   const E2m1Tensors mxfp4 = {
@@ -232,6 +261,36 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
                                                               : DecodeFp8(scales, tensors));
   AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(object, scales.block_k, tensors));
   return out;
+}
+
+// Codes of one byte, E4M3 or integers about 0, with their scales.
+absl::StatusOr<HostWeight> DecodeBytes(bool integers, const Fp8Scales& scales,
+                                       const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(
+      const TensorView* weight,
+      NeedTensor(tensors, scales.codes, integers ? "I8 [N, K]" : "F8_E4M3 [N, K]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, scales.name, "F32, BF16 or F16 scales"));
+  AWQD_RETURN_IF_ERROR(integers ? CheckTensor(scales.codes, *weight, {"I8"}, 2)
+                                : CheckTensor(scales.codes, *weight, {"F8_E4M3", "U8"}, 2));
+  HostWeight out;
+  out.n = weight->shape[0];
+  out.k = weight->shape[1];
+  out.scheme = {.code = CodeKind::kE4m3, .bits = 8, .zero_kind = ZeroKind::kConstant};
+  if (integers) out.scheme = Symmetric(8, 0);
+  AWQD_RETURN_IF_ERROR(scales.block_n > 0 ? DecodeBlockScales(scales, *weight, *scale, &out)
+                                          : DecodeOtherScales(scales, *weight, *scale, &out));
+  if (weight->unread()) return out;
+  out.codes = Transposed(weight->bytes, out.n, out.k, 1);
+  if (!integers) return out;
+  for (uint8_t& code : out.codes) code ^= 0x80;  // two's complement to 0 .. 255
+  return out;
+}
+
+absl::StatusOr<HostWeight> DecodeInt8Blocks(const Setting& object, const LinearTensors& tensors) {
+  Fp8Scales scales = {.name = "weight_scale_inv"};
+  AWQD_RETURN_IF_ERROR(ReadBlocks(object, &scales));
+  return DecodeInt8(scales, tensors);
 }
 
 }  // namespace
@@ -280,48 +339,20 @@ bool AreOfProjections(const TensorView& codes, const TensorView& scales) {
 }
 
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors) {
-  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));
-  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
-                        NeedTensor(tensors, scales.name, "F32, BF16 or F16 scales"));
-  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"F8_E4M3", "U8"}, 2));
-  HostWeight out;
-  out.n = weight->shape[0];
-  out.k = weight->shape[1];
-  out.scheme = {.code = CodeKind::kE4m3, .bits = 8, .zero_kind = ZeroKind::kConstant};
-  AWQD_RETURN_IF_ERROR(scales.block_n > 0 ? DecodeBlockScales(scales, *weight, *scale, &out)
-                                          : DecodeOtherScales(scales, *weight, *scale, &out));
-  if (weight->unread()) return out;
-  out.codes = Transposed(weight->bytes, out.n, out.k, 1);
-  return out;
+  return DecodeBytes(/*integers=*/false, scales, tensors);
+}
+
+absl::StatusOr<HostWeight> DecodeInt8(const Fp8Scales& scales, const LinearTensors& tensors) {
+  return DecodeBytes(/*integers=*/true, scales, tensors);
 }
 
 absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors) {
-  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "I8 [N, K]"));
-  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
-                        NeedTensor(tensors, "weight_scale", "F32, BF16 or F16 scales"));
-  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"I8"}, 2));
-  AWQD_ASSIGN_OR_RETURN(const DType type,
-                        CheckScales("weight_scale", *scale, scale->shape.size(), true));
-  HostWeight out;
-  out.n = weight->shape[0];
-  out.k = weight->shape[1];
-  out.scheme = Symmetric(8, 0, type);
-  using Shape = std::vector<int64_t>;
-  if (scale->shape.empty() || scale->shape == Shape{1}) {
-    out.scheme.block_cols = 0;
-  } else if (scale->shape != Shape{out.n} && scale->shape != Shape{out.n, 1}) {
-    return BadTensor("weight_scale", absl::StrCat("shape ", ShapeText(scale->shape)),
-                     absl::StrCat("[], [1], [", out.n, "] or [", out.n, ", 1] (N)"));
-  }
-  out.scales.assign(scale->bytes.begin(), scale->bytes.end());
-  if (weight->unread()) return out;
-  out.codes = Transposed(weight->bytes, out.n, out.k, 1);
-  for (uint8_t& code : out.codes) code ^= 0x80;  // two's complement to 0 .. 255
-  return out;
+  return DecodeInt8({.name = "weight_scale"}, tensors);
 }
 
 const Format kFp8Format = {.name = "fp8",
                            .quant_method = "fp8",
+                           .other_quant_method = kFbgemm,
                            .suffixes = kSuffixes,
                            .optional_suffixes = kOptional,
                            .lacks = Lacks,
@@ -329,5 +360,14 @@ const Format kFp8Format = {.name = "fp8",
                            .settings = kSettings,
                            .read = Read,
                            .decode_parts = Decode};
+
+const Format kBlockwiseInt8Format = {.name = "blockwise-int8",
+                                     .quant_method = "blockwise_int8",
+                                     .suffixes = kInt8Suffixes,
+                                     .optional_suffixes = kInt8Optional,
+                                     .code_dtypes = kInt8CodeTypes,
+                                     .settings = kInt8Settings,
+                                     .read = ReadInt8,
+                                     .decode_parts = DecodeInt8Blocks};
 
 }  // namespace awqd

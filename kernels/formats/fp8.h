@@ -19,6 +19,7 @@ struct Fp8Scales {
   int64_t block_n = 0;
   int64_t block_k = 0;
   bool e8m0 = false;  // whether they may be powers of two of one byte
+  absl::string_view codes = "weight";
 };
 
 // What a linear declares whose tensor `name`, of one element, is the scale of its E4M3 activations.
@@ -30,11 +31,11 @@ absl::StatusOr<DeclaredActivations> DecodeStaticFp8(absl::string_view name,
 // than one for all or one per out feature.
 bool AreOfProjections(const TensorView& codes, const TensorView& scales);
 
-// The tensors "weight" E4M3 [N, K], `scales` and "bias". Every scale multiplies.
+// Codes E4M3 [N, K] and their scales. Every scale multiplies.
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors);
 
-// The tensors "weight" I8 [N, K], "weight_scale", [] or [1] for all, [N] or [N, 1] per out feature,
-// and "bias".
+// The same of codes I8 [N, K]; without `scales` those of "weight" and "weight_scale".
+absl::StatusOr<HostWeight> DecodeInt8(const Fp8Scales& scales, const LinearTensors& tensors);
 absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors);
 
 struct E2m1Tensors {

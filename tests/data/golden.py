@@ -114,12 +114,12 @@ class Goldens:
         shutil.rmtree(self.folder / "goldens", ignore_errors=True)
         (self.folder / "goldens").mkdir(parents=True)
 
-    def checkpoint(self, model, quantization, tensors):
+    def checkpoint(self, model, quantization, tensors, metadata=None):
         folder = self.folder / model
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         write_json(folder / "config.json", {"model_type": "golden", "quantization_config": quantization})
-        write_safetensors(folder / "model.safetensors", tensors)
+        write_safetensors(folder / "model.safetensors", tensors, metadata)
 
     def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None,
              format=None, transform=None, values=None):

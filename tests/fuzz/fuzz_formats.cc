@@ -4,7 +4,7 @@
 // holds codes is passed over.
 //
 // Input: the format, its settings, then for each tensor a dtype, a rank and dimensions, and its
-// data. Numbers that do not fit a format fail its first check, so shapes have few values.
+// data; then flags, and metadata of the codes where they say so. Numbers that do not fit a format fail its first check, so shapes have few values.
 #include <stdlib.h>
 
 #include <algorithm>
@@ -42,6 +42,7 @@ class Input {
     if (byte < 0xf0) return byte;
     return static_cast<int64_t>(uint64_t{Byte()} << (8 * (byte & 7)));
   }
+  std::string Rest() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
  private:
   const uint8_t* data_;
@@ -108,15 +109,29 @@ constexpr const char* kWords[] = {"true",
                                   "int8_tensorwise",
                                   "convrot_w4a4",
                                   "asym_w4a8_int8",
-                                  "awq_w4a16"};
+                                  "awq_w4a16",
+                                  "int8tensor",
+                                  "intxunpackedtoint8tensor",
+                                  "float8tensor",
+                                  "int4tensor",
+                                  "mxtensor",
+                                  "nvfp4tensor",
+                                  "float8",
+                                  "int2",
+                                  "dynamic",
+                                  "static",
+                                  "fp8_dynamic",
+                                  "fp8_blocks",
+                                  "fp8_static"};
+static_assert(std::size(kWords) <= 96, "a byte from 0xa0 on says which");
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.
 void AddSetting(absl::string_view name, Input* in, awqd::Setting* settings) {
   const uint8_t head = in->Byte();
   if (head < 0x40) return;
-  const std::string text = head < 0xc0 ? absl::StrCat(static_cast<int8_t>(in->Byte()))
-                                       : kWords[(head - 0xc0) % std::size(kWords)];
+  const std::string text = head < 0xa0 ? absl::StrCat(static_cast<int8_t>(in->Byte()))
+                                       : kWords[(head - 0xa0) % std::size(kWords)];
   settings->members[std::string(name)] = awqd::Setting::Typed(text);
 }
 
@@ -235,6 +250,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     tensor.bytes = storage.back();
     tensors.emplace(std::string(suffix), tensor);
   }
+  constexpr uint8_t kAccount = 1, kMetadata = 2;
+  const uint8_t flags = in.Byte();
+  const auto codes = tensors.find(format.suffixes.front());
+  if ((flags & kMetadata) != 0 && codes != tensors.end()) codes->second.metadata = in.Rest();
   const auto weight = format.Decode(settings, tensors);
   if (weight.ok()) {
     CheckDecoded(format, *weight);
@@ -242,6 +261,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Require(weight.status().code() == absl::StatusCode::kInvalidArgument);
   }
   CheckDescribed(format, settings, tensors, weight);
-  if (in.Byte() & 1) CheckAccount(format, settings, tensors);
+  if ((flags & kAccount) != 0) CheckAccount(format, settings, tensors);
   return 0;
 }

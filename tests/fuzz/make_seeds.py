@@ -31,7 +31,7 @@ FORMATS = {
     "pack-quantized": (["activations", "actorder", "group_size", "hadamard_size", "num_bits", "packing", "strategy", "symmetric"],
                        ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "bias",
                         "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"]),
-    "float-quantized": (["block_k", "block_n", "group_size", "hadamard_size", "strategy"],
+    "float-quantized": (["activations", "block_k", "block_n", "group_size", "hadamard_size", "strategy"],
                         ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point",
                          "output_scale", "output_zero_point"]),
     "nvfp4-pack-quantized": (["group_size", "hadamard_size"],
@@ -45,8 +45,10 @@ FORMATS = {
     "awq-gemv-fast": (AWQ, ["qweight", "scales", "qzeros", "scaled_zeros", "bias"]),
     "awq-marlin": (AWQ, ["qweight", "scales", "qzeros", "bias"]),
     "gptq-marlin": (["bits", "desc_act", "group_size", "sym"], ["B", "s", "bias"]),
-    "fp8": (["block_k", "block_n"], ["weight", "weight_scale_inv", "weight_scale", "scale", "bias"]),
-    "modelopt": (["quant_algo", "group_size"], ["weight", "weight_scale", "weight_scale_2", "pre_quant_scale", "bias"]),
+    "fp8": (["activations", "block_k", "block_n"],
+            ["weight", "weight_scale_inv", "weight_scale", "scale", "input_scale", "activation_scale", "bias"]),
+    "modelopt": (["quant_algo", "group_size"], ["weight", "weight_scale", "weight_scale_2", "pre_quant_scale", "input_scale",
+                                                 "bias"]),
     "bitsandbytes-int8": ([], ["weight", "SCB", "weight_format", "bias"]),
     "hqq": (["nbits", "group_size", "axis"],
             ["W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "bias"]),
@@ -62,7 +64,15 @@ FORMATS = {
                "weight_codebook", "weight_zeros", "pre_quant_scale", "comfy_quant", "bias"]),
     "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
     "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
+    "blockwise-int8": (["block_k", "block_n"], ["weight", "weight_scale_inv", "bias"]),
+    "torchao": (["activations", "elem_dtype", "is_swizzled_scales", "target_dtype", "tensor_type"],
+                ["_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_per_tensor_scale", "_weight_act_pre_scale",
+                 "bias", "_weight_scale_and_zero"]),
+    "quanto": (["weights"], ["weight._data", "weight._scale", "bias"]),
+    "quanto-packed": (["in_features", "weights"], ["weight._data._data", "weight._scale", "weight._shift", "bias"]),
 }
+# Words of settings under other names that mean the same, or nothing that a request has to say.
+SAME = {"qint8": "int8", "qint4": "int4", "qint2": "int2", "qfloat8_e4m3fn": "float8", "float4_e2m1fn_x2": None}
 # Types of requests, which inputs have, for those of files.
 STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32", "U32": "I32"}
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"]
@@ -72,7 +82,9 @@ WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multip
          "auto_round:auto_awq", "auto_round:gptqmodel", "fp8_per_channel_per_token", "nvfp4_awq", "fp4", "fp8_e4m3",
          "int8", "int4", "uint4", "q1_0", "q2_k", "q3_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
          "affine", "q2_0", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "float8_e4m3fn",
-         "int8_tensorwise", "convrot_w4a4", "asym_w4a8_int8", "awq_w4a16"]
+         "int8_tensorwise", "convrot_w4a4", "asym_w4a8_int8", "awq_w4a16", "int8tensor",
+         "intxunpackedtoint8tensor", "float8tensor", "int4tensor", "mxtensor", "nvfp4tensor", "float8", "int2",
+         "dynamic", "static", "fp8_dynamic", "fp8_blocks", "fp8_static"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
@@ -94,7 +106,7 @@ def setting(value):
     if isinstance(value, bool):
         value = str(value).lower()
     if isinstance(value, str):
-        return bytes([0xC0 + WORDS.index(value)])
+        return bytes([0xA0 + WORDS.index(value.lower())])
     return bytes([0x40, value & 0xFF])
 
 
@@ -108,15 +120,23 @@ def tensor(value):
     return bytes([DTYPES.index(dtype) | len(shape) << 4, *shape]) + data[:DATA_BYTES]
 
 
-def write(name, kind, settings, tensors):
+def write(name, kind, settings, tensors, metadata=None):
     names, suffixes = FORMATS[kind]
+    settings = {key: SAME.get(value, value) if isinstance(value, str) else value for key, value in settings.items()}
     out = bytes([ORDER.index(kind)])
     out += b"".join(setting(settings.get(key)) for key in names)
     out += b"".join(tensor(tensors.get(suffix)) for suffix in suffixes)
+    if metadata:
+        out += bytes([2]) + metadata.encode()
     (OUT / name).write_bytes(out)
 
 
-def linears(folder):
+def says(settings):
+    """Whether an input can say these settings: few widths are words."""
+    return settings.get("target_dtype") in (None, "int2", "int4", "int8")
+
+
+def linears(folder, suffixes):
     """(path, tensors by suffix) of a checkpoint."""
     blob = (folder if folder.is_file() else folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", blob)
@@ -125,6 +145,9 @@ def linears(folder):
         if name == "__metadata__":
             continue
         path, _, suffix = name.rpartition(".")
+        for longer in suffixes:
+            if "." in longer and name.endswith("." + longer):
+                path, suffix = name[:-len(longer) - 1], longer
         begin, end = info["data_offsets"]
         found.setdefault(path, {})[suffix] = (info["dtype"], info["shape"], blob[8 + length + begin:8 + length + end])
     return found
@@ -182,13 +205,13 @@ def main():
         cases = json.loads((DATA / kind / "goldens" / "cases.json").read_text())["cases"]
         for case in cases:
             folder = DATA / kind / case["model"]
-            found = linears(folder)
+            found = linears(folder, FORMATS[kind][1])
             if case["weight"] not in found or case.get("format", kind) != kind:  # a slice, or of another format
                 continue
             if not fits(found[case["weight"]]):
                 continue
             settings = case.get("settings") or settings_of(folder, case["description"][:2])
-            if settings.get("quant_algo") == "mixed_precision":
+            if settings.get("quant_algo") == "mixed_precision" or not says(settings):
                 continue
             write(f"{kind}-{case['model']}-{case['weight']}", kind, settings, found[case["weight"]])
     awq = {"qweight": ("I32", [16, 2], bytes(range(64))), "qzeros": ("I32", [2, 2], bytes(range(16))),
@@ -204,6 +227,9 @@ def main():
           {"qweight": ("U8", [1, 32], bytes(range(32))), "scales": ("U8", [1, 2], b"\x7f\x80"),
            "weight_global_scale": ("BF16", [1], b"\x40\x40"),
            "forward_hadamard_matrix": ("F32", [4, 4], struct.pack("<16f", *(value / 2 for value in four)))})
+    write("torchao-metadata", "torchao", {},
+          {"_weight_qdata": ("I8", [2, 4], bytes(range(8))), "_weight_scale": ("F32", [2, 1], struct.pack("<2f", 1, 2))},
+          '{"_type":"Int8Tensor","_data":{"block_size":[1,4],"act_quant_kwargs":{"_data":{"granularity":{"_type":"PerRow"}}}}}')
     write_gguf_seeds()
     write_quant_config_seeds()
     small_seeds.write_all(OUT.parent, DATA.parents[1])

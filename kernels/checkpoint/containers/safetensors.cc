@@ -22,10 +22,11 @@ constexpr absl::string_view kMetadata = "__metadata__";
 // 0 for a dtype that the format does not have.
 int BitsOf(absl::string_view dtype) {
   static constexpr std::pair<absl::string_view, int> kDtypes[] = {
-      {"BOOL", 8},    {"U8", 8},    {"I8", 8},      {"I16", 16},    {"U16", 16},
-      {"F16", 16},    {"BF16", 16}, {"I32", 32},    {"U32", 32},    {"F32", 32},
-      {"I64", 64},    {"U64", 64},  {"F64", 64},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
-      {"F8_E8M0", 8}, {"F4", 4},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64}};
+      {"BOOL", 8},        {"U8", 8},         {"I8", 8},      {"I16", 16},    {"U16", 16},
+      {"F16", 16},        {"BF16", 16},      {"I32", 32},    {"U32", 32},    {"F32", 32},
+      {"I64", 64},        {"U64", 64},       {"F64", 64},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
+      {"F8_E8M0", 8},     {"F4", 4},         {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64},
+      {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
   for (const auto& [name, bits] : kDtypes) {
     if (name == dtype) return bits;
   }

@@ -35,8 +35,9 @@ def check_with_torch():
 
 
 class Checkpoint:
-    def __init__(self, goldens, model, **settings):
-        self.goldens, self.model, self.settings, self.tensors, self.cases = goldens, model, settings, {}, []
+    def __init__(self, goldens, model, method="fp8", **settings):
+        self.goldens, self.model, self.tensors, self.cases = goldens, model, {}, []
+        self.settings = {"quant_method": method, **settings}
         self.random = np.random.default_rng(sum(map(ord, model)))
 
     def linear(self, path, description, *, n, k, scale, block=None, name="weight_scale_inv", values=wide, bias=None):
@@ -67,7 +68,7 @@ class Checkpoint:
 
     def write(self):
         self.tensors["lm_head.weight"] = Bf16(self.random.standard_normal((8, 16)))
-        self.goldens.checkpoint(self.model, {"quant_method": "fp8", **self.settings}, self.tensors)
+        self.goldens.checkpoint(self.model, self.settings, self.tensors)
         for case in self.cases:
             self.goldens.case(self.model, *case)
 
@@ -107,6 +108,13 @@ def main():
     channel.linear("a", "e4m3c+fp32", n=21, k=64, scale=single(21, 1), name="weight_scale")
     channel.linear("b", "e4m3c+bf16", n=16, k=40, scale=bf16(16), name="weight_scale", bias=bf16(16))
     channel.write()
+
+    fbgemm = Checkpoint(goldens, "fbgemm", "fbgemm_fp8", activation_scale_ub=1200.0, modules_to_not_convert=["lm_head"])
+    fbgemm.linear("model.layers.0.mlp.up_proj", "e4m3c+fp32", n=24, k=40, scale=single(24, 1), name="weight_scale")
+    fbgemm.linear("model.layers.0.mlp.down_proj", "e4m3c+fp32", n=17, k=24, scale=single(17, 1), name="weight_scale",
+                  bias=single(17))
+    fbgemm.tensors["model.layers.0.mlp.up_proj.input_scale_ub"] = np.array([1200], "<f4")
+    fbgemm.write()
 
     experts = Checkpoint(goldens, "experts-of-fp4", activation_scheme="dynamic", fmt="e4m3", scale_fmt="ue8m0",
                          expert_dtype="fp4", weight_block_size=[128, 128])

@@ -58,7 +58,11 @@ std::vector<GoldenCase> AllCases() {
                              "quark",
                              "mlx",
                              "fp-quant",
-                             "comfy"}) {
+                             "comfy",
+                             "blockwise-int8",
+                             "torchao",
+                             "quanto",
+                             "quanto-packed"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -224,9 +228,12 @@ TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
   const auto model = client_->GetModel(Model(golden));
   ASSERT_TRUE(model.ok()) << model.status();
   const bool int8 = golden.format == "qserve" ||
-                    (golden.format == "int-quantized" && golden.model == "w8-channel");
+                    (golden.format == "int-quantized" && golden.model == "w8-channel") ||
+                    (golden.format == "torchao" && golden.model == "saved" &&
+                     golden.scheme.starts_with("w8"));
   using Declared = std::map<std::string, v1::ActivationQuantization>;
   static const Declared kFp8 = {{"fp8/channel", v1::FP8_PER_TOKEN},
+                                {"fp8/fbgemm", v1::FP8_PER_TOKEN},
                                 {"fp8/tensor", v1::FP8_STATIC},
                                 {"modelopt/fp8", v1::FP8_STATIC},
                                 {"modelopt/fp8-channel", v1::FP8_PER_TOKEN}};
@@ -342,7 +349,11 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
                                               "quark",
                                               "mlx",
                                               "fp-quant",
-                                              "comfy"}));
+                                              "comfy",
+                                              "blockwise-int8",
+                                              "torchao",
+                                              "quanto",
+                                              "quanto-packed"}));
 }
 
 }  // namespace

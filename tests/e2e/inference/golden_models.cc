@@ -31,9 +31,10 @@ v1::DType TypeOf(const std::string& dtype) {
 // Whether a tensor of a format's files is never read.
 bool IsIgnored(const std::string& format, const std::string& suffix) {
   if (suffix == "input_scale") {
-    return format == "fp8" || format == "modelopt" || format == "quark" || format == "comfy";
+    return format == "fp8" || format == "modelopt" || format == "quark" || format == "comfy" ||
+           format == "quanto";
   }
-  if (suffix == "scale_input") return true;
+  if (suffix == "output_scale" || suffix == "input_scale_ub" || suffix == "scale_input") return true;
   if (suffix.ends_with("_input.weight")) return true;  // a transform of compressed-tensors
   return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
 }
@@ -61,7 +62,9 @@ v1::PackedWeight InlineOfGguf(const GoldenCase& golden) {
 
 // Returns quantization_config, or the settings that GPTQ or ModelOpt has in a file of its own.
 Json ConfigOf(const GoldenCase& golden) {
-  if (golden.format == "gguf" || golden.format == "mlx") return {{"quant_method", golden.format}};
+  for (const char* const format : {"gguf", "mlx", "quanto"}) {
+    if (golden.format == format) return {{"quant_method", format}};
+  }
   if (golden.format == "comfy") return {{"quant_method", "comfy_quant"}};
   const Json config =
       ParseFile(golden.Folder() + "/config.json").value("quantization_config", Json());
@@ -152,35 +155,14 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   out.set_format(golden.weight_format);
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
-    static const std::vector<std::string> known = {"bits",
-                                                   "group_size",
-                                                   "symmetric",
-                                                   "zero",
-                                                   "num_bits",
-                                                   "strategy",
-                                                   "in_features",
-                                                   "out_features",
-                                                   "scale_mode",
-                                                   "block_k",
-                                                   "block_n",
-                                                   "quant_algo",
-                                                   "nbits",
-                                                   "axis",
-                                                   "checkpoint_format",
-                                                   "desc_act",
-                                                   "packing_format",
-                                                   "sym",
-                                                   "actorder",
-                                                   "packing",
-                                                   "zero_point",
-                                                   "dtype",
-                                                   "mode",
-                                                   "hadamard_size",
-                                                   "forward_dtype",
-                                                   "format",
-                                                   "scaled",
-                                                   "convrot",
-                                                   "convrot_groupsize"};
+    static const std::vector<std::string> known = {
+        "bits",       "group_size",     "symmetric",    "zero",          "num_bits",
+        "strategy",   "in_features",    "out_features", "scale_mode",    "block_k",
+        "block_n",    "quant_algo",     "nbits",        "axis",          "checkpoint_format",
+        "desc_act",   "packing_format", "sym",          "actorder",      "packing",
+        "zero_point", "dtype",          "mode",         "hadamard_size", "forward_dtype",
+        "weights",    "tensor_type",    "target_dtype", "elem_dtype",    "is_swizzled_scales",
+        "format",     "scaled",         "convrot",      "convrot_groupsize"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     // A group longer than K is all of K, which a request writes as -1.
     const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;

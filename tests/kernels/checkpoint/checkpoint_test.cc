@@ -207,19 +207,25 @@ TEST_F(CheckpointTest, FamiliesWithoutSettingsAreNamed) {
     if (config) directory_.Write("m/config.json", "{}");
     for (const auto& [marker, family] : {std::pair{"scaled_fp8", "ComfyUI"},
                                          {"l.up.scale_weight", "ComfyUI"},
-                                         {"l.up.weight._data", "Optimum Quanto"},
-                                         {"l.up._weight_qdata", "PyTorch's torchao"}}) {
+                                         {"l.up.trellis", "ExLlamaV3"},
+                                         {"l.up.Qidxs", "QuIP#"}}) {
       TestTensors tensors = linear_;
       tensors[marker] = {"U8", {2}, "{}"};
       directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
       Expect(absl::StatusCode::kUnimplemented,
              absl::StrCat("tensor \"", marker, "\" marks a quantisation of ", family));
     }
-    directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
-    Expect(
-        config ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
-        "tensor \"l.up.qweight\" marks a quantisation of AWQ, GPTQ or AutoRound, which needs its "
-        "settings");
+    for (const auto& [marker, family] : {std::pair{"l.up.qweight", "AWQ, GPTQ or AutoRound"},
+                                         {"l.up.weight._data", "Optimum Quanto"},
+                                         {"l.up.weight._data._data", "Optimum Quanto"},
+                                         {"l.up._weight_qdata", "PyTorch's torchao"}}) {
+      TestTensors tensors = linear_;
+      tensors[marker] = linear_.at("l.up.qweight");
+      directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+      Expect(config ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
+             absl::StrCat("tensor \"", marker, "\" marks a quantisation of ", family,
+                          ", which needs its settings"));
+    }
   }
   TestTensors alone = linear_;
   alone["l.up.scale_weight"] = {"F32", {1}, "abcd"};

@@ -59,9 +59,11 @@ struct TestTensor {
 };
 using TestTensors = std::map<std::string, TestTensor>;
 
-inline std::string SafetensorsOf(const TestTensors& tensors) {
+// `metadata`: the JSON object of texts under "__metadata__"; empty without.
+inline std::string SafetensorsOf(const TestTensors& tensors, absl::string_view metadata = "") {
   std::string data;
   std::vector<std::string> entries;
+  if (!metadata.empty()) entries.push_back(absl::StrCat("\"__metadata__\":", metadata));
   for (const auto& [name, tensor] : tensors) {
     entries.push_back(absl::StrCat("\"", name, "\":{\"dtype\":\"", tensor.dtype, "\",\"shape\":[",
                                    absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[",

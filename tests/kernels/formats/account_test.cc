@@ -42,13 +42,16 @@ std::string ReadAll(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TestTensors ReadTensors(const std::string& file) {
+TestTensors ReadTensors(const std::string& file, std::string* metadata) {
   uint64_t size;
   std::memcpy(&size, file.data(), sizeof(size));
   TestTensors out;
   const Json header = Json::parse(file.substr(8, size));
   for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      *metadata = entry.dump();
+      continue;
+    }
     const auto begin = entry["data_offsets"][0].get<size_t>();
     const auto end = entry["data_offsets"][1].get<size_t>();
     out[name] = {entry["dtype"], entry["shape"], file.substr(8 + size + begin, end - begin)};
@@ -60,6 +63,7 @@ TestTensors ReadTensors(const std::string& file) {
 struct Golden {
   std::string name;
   TestTensors tensors;
+  std::string metadata;
   std::map<std::string, Json> settings;  // by file
   std::map<std::string, HostWeight> weights;
   std::map<std::string, std::set<std::string>> tensors_of;  // by path
@@ -79,7 +83,7 @@ absl::StatusOr<model::Checkpoint> Open(const TempDirectory& directory, const std
 
 void Write(const Golden& golden, const TempDirectory& directory) {
   for (const auto& [file, json] : golden.settings) directory.Write("m/" + file, json.dump());
-  directory.Write("m/model.safetensors", SafetensorsOf(golden.tensors));
+  directory.Write("m/model.safetensors", SafetensorsOf(golden.tensors, golden.metadata));
 }
 
 // Every golden of safetensors in one file.
@@ -92,7 +96,7 @@ std::vector<Golden> ReadGoldens() {
       if (!fs::exists(file)) continue;
       Golden& golden = out.emplace_back();
       golden.name = absl::StrCat(format->name, "/", folder.path().filename().string());
-      golden.tensors = ReadTensors(ReadAll(file));
+      golden.tensors = ReadTensors(ReadAll(file), &golden.metadata);
       for (const auto& entry : fs::directory_iterator(folder.path())) {
         if (entry.path().extension() != ".json") continue;
         golden.settings[entry.path().filename()] = Json::parse(ReadAll(entry.path()));

@@ -273,5 +273,75 @@ TEST(Fp8Format, RefusesSettings) {
          "expert_dtype: got \"nvfp4\", expected \"fp8\" or \"fp4\"");
 }
 
+// FBGEMM's settings, which say nothing of scales: a tensor [N, 1] has them.
+TEST(Fp8Format, ReadsSettingsOfFbgemm) {
+  Setting config;
+  config.members["quant_method"] = Setting::String("fbgemm_fp8");
+  config.members["activation_scale_ub"] = Setting::Typed("1200.0");
+  config.members["modules_to_not_convert"].kind = Setting::Kind::kList;
+  config.members["modules_to_not_convert"].list = {Setting::String("lm_head")};
+  const auto found = FindFormat(config);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->format, &kFp8Format);
+  EXPECT_EQ(found->quant_method, "fbgemm_fp8");
+  EXPECT_THAT(found->config.left_out, ElementsAre(ModulePattern{Kind::kContains, "lm_head"}));
+  EXPECT_EQ(found->config.rules.at(0).settings.members.at("activations").text, "dynamic");
+}
+
+// --- blockwise-int8 ---
+
+Linear MakeInt8() {
+  Linear out = MakeLinear();
+  out.format = &kBlockwiseInt8Format;
+  out.Add("weight", "I8", {3, 5});
+  for (int i = 0; i < 15; ++i) out.Put<int8_t>("weight", i, static_cast<int8_t>(i * 17 - 128));
+  return out;
+}
+
+TEST(BlockwiseInt8Format, Blocks) {
+  const auto weight = MakeInt8().Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+  EXPECT_EQ(ToString(weight->scheme), "w8b2x2s+fp32");
+  for (int k = 0; k < 5; ++k) {
+    for (int n = 0; n < 3; ++n) {
+      const auto scale = static_cast<float>(3 * (n / 2) + k / 2 + 1);
+      EXPECT_EQ(WeightValue(*weight, k, n), scale * static_cast<float>((5 * n + k) * 17 - 128));
+    }
+  }
+}
+
+class BlockwiseInt8Refusal : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(BlockwiseInt8Refusal, NamesThePart) { ExpectRefused(MakeInt8(), GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BlockwiseInt8Refusal,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"WeightMissing", Without("weight"), {"\"weight\": got nothing, expected I8 [N, K]"}},
+        {"ScaleMissing", Without("weight_scale_inv"), {"\"weight_scale_inv\": got nothing"}},
+        {"WeightDtype", WithDtype("weight", "U8"), {"\"weight\": got dtype U8, expected I8"}},
+        {"ScaleDtype", WithDtype("weight_scale_inv", "I32"), {"got dtype I32"}},
+        {"ScaleShape",
+         WithShape("weight_scale_inv", {3, 2}),
+         {"got shape [3, 2], expected [2, 3] ([N, K] in blocks of 2 x 2)"}},
+        {"OneSide",
+         [](Linear* l) { l->settings.members.erase("block_k"); },
+         {"block_k: got nothing"}}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(BlockwiseInt8Format, ReadsSettings) {
+  Setting config = Config();
+  config.members["quant_method"] = Setting::String("blockwise_int8");
+  const auto found = FindFormat(config);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->format, &kBlockwiseInt8Format);
+  EXPECT_EQ(found->config.rules.at(0).settings.members.at("block_n").text, "128");
+  EXPECT_THAT(found->config.note, HasSubstr("activation_scheme has no effect"));
+  config.members.erase("weight_block_size");
+  EXPECT_THAT(std::string(FindFormat(config).status().message()),
+              HasSubstr("weight_block_size: got nothing, expected a list of two numbers"));
+}
+
 }  // namespace
 }  // namespace awqd
