@@ -176,14 +176,14 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
   char* const workspace = static_cast<char*>(args.workspace);
   prologue.x = args.x;
   if (weight.hadamard.size > 0) {
-    AWQD_ASSIGN_OR_RETURN(prologue.x,
-                          steps.transform_rows({.x = args.x,
-                                                .factor = std::exchange(prologue.factor, nullptr),
-                                                .hadamard = weight.hadamard,
-                                                .form = float8 ? InputForm::kTensorCoreFloat8
-                                                               : row.input_form,
-                                                .out = workspace + at.transform_offset()},
-                                               *weight.device, stream));
+    AWQD_ASSIGN_OR_RETURN(
+        prologue.x,
+        steps.transform_rows({.x = args.x,
+                              .factor = std::exchange(prologue.factor, nullptr),
+                              .hadamard = weight.hadamard,
+                              .form = float8 ? InputForm::kTensorCoreFloat8 : row.input_form,
+                              .out = workspace + at.transform_offset()},
+                             *weight.device, stream));
     product.x = prologue.x;
     if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
   }

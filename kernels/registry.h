@@ -45,7 +45,7 @@ struct MatmulArgs {
   // With kFloat8PerBlock: x_scale is [blocks of 128 of K, x_scale_stride], a factor for each row of
   // a block's sums. 0: as above.
   int64_t x_scale_stride = 0;
-  bool from_prologue = false;      // the kernel started just before writes x
+  bool from_prologue = false;  // the kernel started just before writes x
 };
 
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
@@ -107,7 +107,7 @@ enum class InputForm : uint8_t {
   // backend's matrix instruction.
   kTensorCoreIntegers,
   kTensorCoreFloat8,  // the same of E4M3
-  kQuantized,  // INT8, rows of K elements, and an FP32 scale for each (x_scale)
+  kQuantized,         // INT8, rows of K elements, and an FP32 scale for each (x_scale)
 };
 
 constexpr uint32_t MaskOf(ZeroKind kind) { return 1u << static_cast<int>(kind); }

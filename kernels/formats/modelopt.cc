@@ -39,8 +39,8 @@
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_scale_2",
-                                           "pre_quant_scale", "input_scale", "bias"};
+constexpr absl::string_view kSuffixes[] = {"weight",          "weight_scale", "weight_scale_2",
+                                           "pre_quant_scale", "input_scale",  "bias"};
 constexpr absl::string_view kOptional[] = {"weight_scale_2", "pre_quant_scale", "input_scale",
                                            "bias"};
 constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3", "I8"};

@@ -96,8 +96,7 @@ absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) 
 }
 
 bool MatmulWork::has_row_scales() const {
-  return HasGivenScales(quantization) ||
-         (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
+  return HasGivenScales(quantization) || (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
 }
 
 void MatmulWork::AppendScales(std::vector<float>* out) const {

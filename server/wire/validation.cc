@@ -41,8 +41,7 @@ bool IsDeclared(v1::ActivationQuantization how) {
 absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   const v1::ActivationQuantization how = request.activation_quantization();
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
-                                 "activation_quantization",
-                                 kQuantizations));
+                                 "activation_quantization", kQuantizations));
   const std::string name = v1::ActivationQuantization_Name(how);
   const bool int8 = request.activations().dtype() == v1::INT8;
   if (int8 && how != v1::ACTIVATIONS_AS_SENT) {
@@ -138,8 +137,7 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
   if (!why.empty()) {
     return int8 ? FieldError("activations.dtype", "INT8",
                              absl::StrCat("FP16, BF16 or FP32, because ", why))
-                : FieldError("activation_quantization",
-                             v1::ActivationQuantization_Name(how),
+                : FieldError("activation_quantization", v1::ActivationQuantization_Name(how),
                              absl::StrCat("ACTIVATIONS_AS_SENT, because ", why));
   }
   if (as_declared && HasGivenScales(declared.how)) {

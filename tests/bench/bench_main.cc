@@ -14,7 +14,7 @@
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
 // beside what it expected; with --x=int8 those of sm90a/qmatmul_a8, with --x=e4m3 those of
-// sm90a/qmatmul_float8, whose FP16 activations get a scale for each token, or each block of 128.
+// sm90a/qmatmul_float8 or sm90a/qmatmul_float8_w4, whose FP16 activations get a scale for each token, or each block of 128.
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.
@@ -132,7 +132,8 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(
           absl::StrCat("unknown flag ", argv[i],
-                       ", expected --device --shapes --m --rows --isa --x=fp16|bf16|int8|e4m3|e4m3_blocks --served "
+                       ", expected --device --shapes --m --rows --isa "
+                       "--x=fp16|bf16|int8|e4m3|e4m3_blocks --served "
                        "--floors=none --in_turn --tiles --hot --batch_invariant --weight --experts "
                        "--one_by_one --kv4 --order"));
     }
@@ -211,12 +212,11 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
                                                    : flags.x;
       for (int64_t m : flags.m) {
         if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-        const KernelRow* const chosen = row.op == Op::kIntegerMatmul ? plan.rows.Integer(m)
-                                        : row.op == Op::kQuantizedActivations
-                                            ? plan.rows.Quantized(m)
-                                        : row.op == Op::kFloat8Activations
-                                            ? plan.rows.Float8(m)
-                                            : plan.rows.Matmul(row.path, m);
+        const KernelRow* const chosen =
+            row.op == Op::kIntegerMatmul          ? plan.rows.Integer(m)
+            : row.op == Op::kQuantizedActivations ? plan.rows.Quantized(m)
+            : row.op == Op::kFloat8Activations    ? plan.rows.Float8(m)
+                                                  : plan.rows.Matmul(row.path, m);
         if (flags.served && chosen != &row) continue;
         results.push_back(TimeProduct({&row, k, n, m, x, flags.float8}, copies, machine));
       }

@@ -131,8 +131,8 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
   // of activations to INT8, whose error is 1 / sqrt(12) of 1/127 of the largest of some thousand.
   const double allowed = spec.row->op == Op::kFloat8Activations      ? 5e-2
                          : spec.row->op == Op::kQuantizedActivations ? 2e-2
-                         : spec.dtype == DType::kFp16              ? 1e-3
-                                                                   : 4e-3;
+                         : spec.dtype == DType::kFp16                ? 1e-3
+                                                                     : 4e-3;
   if (!(error_ <= allowed)) {
     Fail(absl::StrCat(spec.row->name, ": error ", error_));
   }

@@ -1,5 +1,7 @@
 // Activations that are rounded to E4M3: rows that multiply them in 8 bits and rows that multiply the
 // rounded numbers, against the definition of kernels/steps.h in double.
+#include "kernels/base/float8.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/base/float8.h"
 #include "kernels/cpu/reference.h"
 #include "kernels/exact.h"
 #include "tests/conformance/cases.h"
@@ -97,8 +98,7 @@ std::vector<double> Definition(HostWeight weight, const std::vector<float>& x,
 
 // E4M3 tensor cores keep 14 bits of the sums of a step.
 double Tolerance(const KernelRow& row, DType out, DType in) {
-  return row.op == Op::kFloat8Activations && out == DType::kFp32 ? 2e-4
-                                                                 : ProductTolerance(out, in);
+  return row.op == Op::kFloat8Activations && out == DType::kFp32 ? 2e-4 : ProductTolerance(out, in);
 }
 
 class Float8Conformance : public Conformance {
@@ -123,13 +123,12 @@ TEST_P(Float8Conformance, MatchesTheDefinition) {
       for (int64_t m : Counts()) {
         Quantized quantized = {.how = how, .scales = {}};
         if (how == kFloat8Static) quantized.scales.assign(m, 0.01f);
-        const Product product =
-            bench.Run(x, in, DType::kFp32, m, m == 33 ? 3 : 1, ActivationFunction::kNone, quantized);
+        const Product product = bench.Run(x, in, DType::kFp32, m, m == 33 ? 3 : 1,
+                                          ActivationFunction::kNone, quantized);
         EXPECT_EQ(product.ran, &row());
         const std::vector<double> want =
             Definition(weight, Rounded(weight, x, in, m, quantized), ActivationFunction::kNone);
-        EXPECT_LE(FrobeniusError(product.y, DType::kFp32, want),
-                  Tolerance(row(), DType::kFp32, in))
+        EXPECT_LE(FrobeniusError(product.y, DType::kFp32, want), Tolerance(row(), DType::kFp32, in))
             << Name(in) << " M " << m << " how " << static_cast<int>(how);
       }
     }
@@ -159,8 +158,7 @@ TEST_P(Float8Conformance, OrderFactorTransformAndActivationFunction) {
             bench.Run(x, in, DType::kFp16, rows, 1, ActivationFunction::kSilu, {.how = how});
         const std::vector<double> want = Definition(
             weight, Rounded(weight, x, in, rows, {.how = how}), ActivationFunction::kSilu);
-        EXPECT_LE(FrobeniusError(product.y, DType::kFp16, want),
-                  ProductTolerance(DType::kFp16, in))
+        EXPECT_LE(FrobeniusError(product.y, DType::kFp16, want), ProductTolerance(DType::kFp16, in))
             << "order " << order << " factor " << factor << " transform " << transform;
       }
     }
@@ -181,9 +179,9 @@ TEST_P(Float8Conformance, OddTokens) {
   SetElement(&x, DType::kFp32, 2 * weight.k + 5, -std::numeric_limits<float>::infinity());
   for (ActivationQuantization how : {kFloat8PerToken, kFloat8PerBlock, kFloat8Static}) {
     const std::vector<float> scales(how == kFloat8Static ? rows : 0, 0.5f);
-    const Product product = Bench(row(), prepared_)
-                                .Run(x, DType::kFp32, DType::kFp32, rows, 1,
-                                     ActivationFunction::kNone, {how, scales});
+    const Product product =
+        Bench(row(), prepared_)
+            .Run(x, DType::kFp32, DType::kFp32, rows, 1, ActivationFunction::kNone, {how, scales});
     for (int64_t n = 0; n < weight.n; ++n) {
       EXPECT_EQ(GetElement(product.y, DType::kFp32, n), 0);
       EXPECT_TRUE(std::isnan(GetElement(product.y, DType::kFp32, weight.n + n)));
@@ -194,11 +192,11 @@ TEST_P(Float8Conformance, OddTokens) {
 }
 
 std::vector<Shape> Float8Shapes() {
-  return {{256, 72, "e4m3c+fp32", 33},          {384, 136, "e4m3b128x128+fp32", 130},
+  return {{256, 72, "e4m3c+fp32", 33},           {384, 136, "e4m3b128x128+fp32", 130},
           {1024, 264, "e4m3b128x128+bf16", 300}, {4096, 72, "e4m3t+fp32", 130},
-          {200, 72, "e4m3c+bf16", 64},          {300, 71, "w4g64z", 33},
-          {128, 40, "e2m1g32+e8m0", 33},        {520, 40, "w4g128z", 130},
-          {1024, 136, "w4g128s", 300},          {512, 72, "w4cs+bf16", 130}};
+          {200, 72, "e4m3c+bf16", 64},           {300, 71, "w4g64z", 33},
+          {128, 40, "e2m1g32+e8m0", 33},         {520, 40, "w4g128z", 130},
+          {1024, 136, "w4g128s", 300},           {512, 72, "w4cs+bf16", 130}};
 }
 
 std::vector<const KernelRow*> Float8Rows() {

@@ -92,7 +92,7 @@ class GpuLibraryTest : public ::testing::Test {
     return out;
   }
 
-  static constexpr int64_t kWorkspace = int64_t{16} << 20;
+  static constexpr int64_t kWorkspace = int64_t{64} << 20;
   awqd_device* device_ = nullptr;
   awqd_checkpoint* checkpoint_ = nullptr;
   awqd_weight *gate_ = nullptr, *down_ = nullptr;

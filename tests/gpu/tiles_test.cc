@@ -178,17 +178,16 @@ class Problem {
                                                   : row.workspace_bytes(shape(), device_.info(), m))
             .value();
     auto stream = device_.CreateStream().value();
-    const MatmulArgs args = {
-        .weight = weight_.get(),
-        .x = {x_->data(), dtype_, m, shape().k},
-        .y = {y.data(), out, m, shape().n},
-        .bias = weight_->bias(),
-        .workspace = workspace.data(),
-        .x_stride = stride_,
-        .x_scale = blocks    ? static_cast<const float*>(block_scales_->data())
-                   : scales_ ? static_cast<const float*>(scales_->data())
-                             : nullptr,
-        .x_scale_stride = blocks ? kScaleStride : 0};
+    const MatmulArgs args = {.weight = weight_.get(),
+                             .x = {x_->data(), dtype_, m, shape().k},
+                             .y = {y.data(), out, m, shape().n},
+                             .bias = weight_->bias(),
+                             .workspace = workspace.data(),
+                             .x_stride = stride_,
+                             .x_scale = blocks    ? static_cast<const float*>(block_scales_->data())
+                                        : scales_ ? static_cast<const float*>(scales_->data())
+                                                  : nullptr,
+                             .x_scale_stride = blocks ? kScaleStride : 0};
     const absl::Status ran = product(args, stream->view());
     EXPECT_TRUE(ran.ok()) << ran;
     EXPECT_TRUE(stream->Synchronize().ok());
@@ -279,6 +278,10 @@ class Problem {
   std::vector<uint8_t> ordered_;
 };
 
+const KernelRow& Float8Row(const Codes& codes) {
+  return codes.bits == 4 ? cuda::PersistentFloat8W4Row() : cuda::PersistentFloat8Row();
+}
+
 // The order of sums is kept or not; codes; tile; type of activations.
 using Param = std::tuple<bool, Codes, PersistentTile, DType>;
 
@@ -313,7 +316,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const auto& [fixed_order, codes, tile, dtype] = GetParam();
   const KernelRow& row = fixed_order             ? cuda::FixedOrderA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
-                         : dtype == DType::kE4m3 ? cuda::PersistentFloat8Row()
+                         : dtype == DType::kE4m3 ? Float8Row(codes)
                                                  : cuda::PersistentA16Row();
   const auto product = [of = tile, fixed = fixed_order](const MatmulArgs& args, StreamView stream) {
     return cuda::RunTile(args, of, fixed, stream);

@@ -372,8 +372,8 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
                                     RoundUp(x.rows * stride * element, 256));
   };
   if (IsFloat8(args.quantization)) {
-    return RunPrologueFloat8(args, stride, scales_at(args.form == InputForm::kTensorCoreFloat8 ? 1 : 2),
-                             out, stream);
+    return RunPrologueFloat8(
+        args, stride, scales_at(args.form == InputForm::kTensorCoreFloat8 ? 1 : 2), out, stream);
   }
   if (IsBytes(args.form)) {
     out->x.dtype = DType::kInt8;

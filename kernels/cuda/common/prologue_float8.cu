@@ -19,13 +19,13 @@ constexpr int64_t kScaledBlock = 128;  // in-features that share a scale with kF
 constexpr int kBlockLanes = kScaledBlock / kIntegerRun;
 
 struct Float8Rows {
-  void* out;            // [rows, stride]
-  DType dtype;          // kE4m3; else the numbers themselves in this type
-  bool beside_scale;    // numbers in FP16, times `scales`
+  void* out;          // [rows, stride]
+  DType dtype;        // kE4m3; else the numbers themselves in this type
+  bool beside_scale;  // numbers in FP16, times `scales`
   int64_t stride;
-  float* scales;         // [rows], or with scale_stride > 0 [blocks of 128, scale_stride]
+  float* scales;  // [rows], or with scale_stride > 0 [blocks of 128, scale_stride]
   int64_t scale_stride;
-  const float* given;    // [rows] or null
+  const float* given;  // [rows] or null
   bool per_block;
   bool wide;  // 16 elements of a row of x lie together on 16 bytes
 };
@@ -45,7 +45,8 @@ __device__ __forceinline__ uint32_t TwoToE4m3(float low, float high, float scale
 }
 
 // A run as E4M3 in the order of the tensor cores.
-__device__ __forceinline__ void StoreCodes(const float (&v)[kIntegerRun], float scale, uint8_t* out) {
+__device__ __forceinline__ void StoreCodes(const float (&v)[kIntegerRun], float scale,
+                                           uint8_t* out) {
   uint32_t words[kIntegerRun / 4];
 #pragma unroll
   for (int w = 0; w < kIntegerRun / 4; ++w) {

@@ -157,9 +157,9 @@ absl::StatusOr<ConstMatrixView> TransformRows(const TransformArgs& args, Device&
                                               StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const ConstMatrixView& x = args.x;
-  const bool bytes =
-      args.form == InputForm::kTensorCoreIntegers || args.form == InputForm::kQuantized ||
-      args.form == InputForm::kTensorCoreFloat8;
+  const bool bytes = args.form == InputForm::kTensorCoreIntegers ||
+                     args.form == InputForm::kQuantized ||
+                     args.form == InputForm::kTensorCoreFloat8;
   const int size = static_cast<int>(args.hadamard.size), tile = std::max(size, kStep);
   const Rows rows = {.x = x.data,
                      .dtype = x.dtype,

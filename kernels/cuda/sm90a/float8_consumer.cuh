@@ -57,9 +57,12 @@ class Consumer<Config, DType::kE4m3> {
       const RowScales scales = scales_;
       Advance();
       const bool last = --left == 0;
-      // Not before this: the tensor cores read the operand's registers, into which the compiler would
-      // have the next codes loaded. They arrive while the sums are added up.
+      // The tensor cores read the operand's registers until they were waited for. E4M3 codes are
+      // loaded into the same registers, so not before; integers into others.
+      if (kIntegerCodes && !last) Enter();
       WgmmaWait<0>();
+      if (kIntegerCodes) KeepOperand();
+      if (!kIntegerCodes && !last) Enter();
       if (!last) Enter();
       if constexpr (!kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);
       Fold(kParts - 1, scales, token_scales, products, sums);
@@ -87,10 +90,19 @@ class Consumer<Config, DType::kE4m3> {
   __device__ __forceinline__ void Advance() {
     if constexpr (kTokenScales) {
       constexpr int kBytes = Config::kTokens * 4;
-      token_scales_ += (at_.full == last_ ? Config::kSlices - Config::kSlots : Config::kSlices) *
-                       kBytes;
+      token_scales_ +=
+          (at_.full == last_ ? Config::kSlices - Config::kSlots : Config::kSlices) * kBytes;
     }
     at_.Advance(record_bytes_, last_);
+  }
+
+  // Keeps the compiler from decoding the next codes into the operand before this.
+  __device__ __forceinline__ void KeepOperand() {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(operand_[s][i]));
+    }
   }
 
   __device__ __forceinline__ void Decode() {

@@ -26,16 +26,16 @@ inline constexpr int kMapColumns = 64;  // columns of 16 bits in a box of Persis
 struct PersistentParams {
   CUtensorMap x;       // [m, k], boxes of 128 bytes of k x a block's tokens
   CUtensorMap x_last;  // the same for the last tile of tokens, boxes of as many bytes x last_rows
-  const uint8_t* records;  // layout mma16
-  const float* x_scale;    // [m], a factor for each row of sums; null: 1
-  const float* token_scales;     // [steps, token_scales_stride] of ProductKind::kTokenScales
-  int64_t token_scales_stride;   // a multiple of 4
-  const float* outer;      // [n], a factor for each column of sums; null: 1
-  float unit;              // a factor for all sums beside `outer`: what decodes are short of, or 1
-  void* y;                 // [m, n] of y_dtype
-  const float* bias;       // [n] or null
-  float* sums;             // room for the sums of cut tiles
-  uint32_t* counters;      // those of the stream, zero
+  const uint8_t* records;       // layout mma16
+  const float* x_scale;         // [m], a factor for each row of sums; null: 1
+  const float* token_scales;    // [steps, token_scales_stride] of ProductKind::kTokenScales
+  int64_t token_scales_stride;  // a multiple of 4
+  const float* outer;           // [n], a factor for each column of sums; null: 1
+  float unit;          // a factor for all sums beside `outer`: what decodes are short of, or 1
+  void* y;             // [m, n] of y_dtype
+  const float* bias;   // [n] or null
+  float* sums;         // room for the sums of cut tiles
+  uint32_t* counters;  // those of the stream, zero
   StreamKSchedule schedule;
   int slots;    // sets of sums for each consumer in `sums`
   int k_range;  // steps of a k-range where the order of sums is kept
@@ -57,9 +57,9 @@ struct PersistentParams {
 
 enum class ProductKind {
   kFree,
-  kFixedOrder,  // keeps the order of sums of common/fixed_order.h
-  kGrouped,     // of a stack of experts
-  kIntegers,    // of INT8 activations: sums stay INT32 (SumsStayIntegers)
+  kFixedOrder,   // keeps the order of sums of common/fixed_order.h
+  kGrouped,      // of a stack of experts
+  kIntegers,     // of INT8 activations: sums stay INT32 (SumsStayIntegers)
   kTokenScales,  // of E4M3 activations: each token has a scale for every 128 of K
 };
 

@@ -102,9 +102,9 @@ constexpr int RingSlots(const PersistentTile& tile, const RecordKind& kind,
 }
 
 constexpr int SharedBytes(const PersistentTile& tile, const RecordKind& kind,
-                        DType x = DType::kFp16) {
-  return PairTableBytes(kind.code) +
-         RingSlots(tile, kind, x) * (SlotBytes(tile, kind, x) + 16) + 16;
+                          DType x = DType::kFp16) {
+  return PairTableBytes(kind.code) + RingSlots(tile, kind, x) * (SlotBytes(tile, kind, x) + 16) +
+         16;
 }
 
 // In fixed order a consumer needs two accumulators: of the k-range that it computes, and the total

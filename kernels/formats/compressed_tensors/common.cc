@@ -311,13 +311,12 @@ absl::StatusOr<std::optional<ScaleStrategy>> ReadStrategy(const Setting& object)
 
 absl::StatusOr<ActivationQuantization> ReadDeclaredActivations(const Setting& object) {
   using How = ActivationQuantization;
-  AWQD_ASSIGN_OR_RETURN(const auto how,
-                        ReadChoice<How>(object, "activations",
-                                        {{"dynamic", How::kPerToken},
-                                         {"static", How::kStatic},
-                                         {"fp8_dynamic", How::kFloat8PerToken},
-                                         {"fp8_blocks", How::kFloat8PerBlock},
-                                         {"fp8_static", How::kFloat8Static}}));
+  AWQD_ASSIGN_OR_RETURN(const auto how, ReadChoice<How>(object, "activations",
+                                                        {{"dynamic", How::kPerToken},
+                                                         {"static", How::kStatic},
+                                                         {"fp8_dynamic", How::kFloat8PerToken},
+                                                         {"fp8_blocks", How::kFloat8PerBlock},
+                                                         {"fp8_static", How::kFloat8Static}}));
   return how.value_or(How::kNone);
 }
 

@@ -227,10 +227,10 @@ TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
   const GoldenCase& golden = GetParam();
   const auto model = client_->GetModel(Model(golden));
   ASSERT_TRUE(model.ok()) << model.status();
-  const bool int8 = golden.format == "qserve" ||
-                    (golden.format == "int-quantized" && golden.model == "w8-channel") ||
-                    (golden.format == "torchao" && golden.model == "saved" &&
-                     golden.scheme.starts_with("w8"));
+  const bool int8 =
+      golden.format == "qserve" ||
+      (golden.format == "int-quantized" && golden.model == "w8-channel") ||
+      (golden.format == "torchao" && golden.model == "saved" && golden.scheme.starts_with("w8"));
   using Declared = std::map<std::string, v1::ActivationQuantization>;
   static const Declared kFp8 = {{"fp8/channel", v1::FP8_PER_TOKEN},
                                 {"fp8/fbgemm", v1::FP8_PER_TOKEN},

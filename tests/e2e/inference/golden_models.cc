@@ -34,7 +34,8 @@ bool IsIgnored(const std::string& format, const std::string& suffix) {
     return format == "fp8" || format == "modelopt" || format == "quark" || format == "comfy" ||
            format == "quanto";
   }
-  if (suffix == "output_scale" || suffix == "input_scale_ub" || suffix == "scale_input") return true;
+  if (suffix == "output_scale" || suffix == "input_scale_ub" || suffix == "scale_input")
+    return true;
   if (suffix.ends_with("_input.weight")) return true;  // a transform of compressed-tensors
   return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
 }
@@ -155,14 +156,40 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   out.set_format(golden.weight_format);
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
-    static const std::vector<std::string> known = {
-        "bits",       "group_size",     "symmetric",    "zero",          "num_bits",
-        "strategy",   "in_features",    "out_features", "scale_mode",    "block_k",
-        "block_n",    "quant_algo",     "nbits",        "axis",          "checkpoint_format",
-        "desc_act",   "packing_format", "sym",          "actorder",      "packing",
-        "zero_point", "dtype",          "mode",         "hadamard_size", "forward_dtype",
-        "weights",    "tensor_type",    "target_dtype", "elem_dtype",    "is_swizzled_scales",
-        "format",     "scaled",         "convrot",      "convrot_groupsize"};
+    static const std::vector<std::string> known = {"bits",
+                                                   "group_size",
+                                                   "symmetric",
+                                                   "zero",
+                                                   "num_bits",
+                                                   "strategy",
+                                                   "in_features",
+                                                   "out_features",
+                                                   "scale_mode",
+                                                   "block_k",
+                                                   "block_n",
+                                                   "quant_algo",
+                                                   "nbits",
+                                                   "axis",
+                                                   "checkpoint_format",
+                                                   "desc_act",
+                                                   "packing_format",
+                                                   "sym",
+                                                   "actorder",
+                                                   "packing",
+                                                   "zero_point",
+                                                   "dtype",
+                                                   "mode",
+                                                   "hadamard_size",
+                                                   "forward_dtype",
+                                                   "weights",
+                                                   "tensor_type",
+                                                   "target_dtype",
+                                                   "elem_dtype",
+                                                   "is_swizzled_scales",
+                                                   "format",
+                                                   "scaled",
+                                                   "convrot",
+                                                   "convrot_groupsize"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     // A group longer than K is all of K, which a request writes as -1.
     const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;

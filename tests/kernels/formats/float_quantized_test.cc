@@ -86,7 +86,8 @@ TEST(FloatQuantizedFormat, DeclaredActivations) {
   EXPECT_EQ(declared("fp8_static").scale, 0.5f);
   const auto refused = [&] { return std::string(linear.Decode().status().message()); };
   linear.Put<float>("input_scale", 0, 0);
-  EXPECT_THAT(refused(), ::testing::HasSubstr("\"input_scale\": got 0, expected a positive number"));
+  EXPECT_THAT(refused(),
+              ::testing::HasSubstr("\"input_scale\": got 0, expected a positive number"));
   linear.tensors.erase("input_scale");
   EXPECT_THAT(refused(), ::testing::HasSubstr("\"input_scale\": got nothing"));
   linear.Set("activations", Setting::Typed("dynamic"));
