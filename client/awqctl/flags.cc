@@ -444,14 +444,15 @@ void AddMatmulFlags(CLI::App* sub, Flags& flags) {
        {"per_token", v1::INT8_PER_TOKEN},
        {"static", v1::INT8_STATIC},
        {"declared", v1::INT8_AS_DECLARED},
-       {"fp8_per_token", v1::FP8_PER_TOKEN},
-       {"fp8_per_block_128", v1::FP8_PER_BLOCK_128},
+       {"fp8", v1::FP8_PER_TOKEN},
+       {"fp8_block", v1::FP8_PER_BLOCK_128},
        {"fp8_static", v1::FP8_STATIC},
        {"fp8_declared", v1::FP8_AS_DECLARED},
        {"never", v1::ACTIVATIONS_FLOATING}},
-      "Round activations to INT8, or to E4M3 with fp8_, in the server: per_token with a scale for "
-      "each token, per_block_128 for each 128 of K, static by --activation_scale, declared as the "
-      "checkpoint says. never: not by the server's own default either");
+      "Round activations to INT8, or to E4M3 with fp8, in the server: per_token and fp8 with a "
+      "scale for each token, fp8_block for each 128 of K, static by --activation_scale, declared "
+      "as "
+      "the checkpoint says. never: not by the server's own default either");
   CLI::Option* scale =
       sub->add_option("--activation_scale", flags.activation_scale,
                       "Scale of all tokens, for int8 activations or --quantize_activations static "

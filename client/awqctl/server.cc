@@ -108,9 +108,9 @@ std::string Declared(const v1::WeightInfo& weight) {
     case v1::INT8_STATIC:
       return absl::StrCat(" (declared: static", scale());
     case v1::FP8_PER_TOKEN:
-      return " (declared: fp8_per_token)";
+      return " (declared: fp8)";
     case v1::FP8_PER_BLOCK_128:
-      return " (declared: fp8_per_block_128)";
+      return " (declared: fp8_block)";
     case v1::FP8_STATIC:
       return absl::StrCat(" (declared: fp8_static", scale());
     default:

@@ -131,6 +131,10 @@ class Planner {
       plan_.left_out.push_back(absl::StrCat("tensor ", Quoted(name), ": llama.cpp has no name"));
       return absl::OkStatus();
     }
+    if (name == "scaled_fp8") {
+      plan_.left_out.push_back("tensor \"scaled_fp8\": it marks a file of ComfyUI");
+      return absl::OkStatus();
+    }
     if (places.size() != 1) return model::BadTensor(name, NoName().message());
     if (names_.known() && last.empty()) last = ".weight";
     std::string type = info.dtype;

@@ -95,8 +95,7 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
                         "gelu_tanh, swiglu_oai or situ"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--quantize_activations", "int4"}),
               HasSubstr("--quantize_activations: got 'int4', expected none, per_token, static, "
-                        "declared, fp8_per_token, fp8_per_block_128, fp8_static, fp8_declared or "
-                        "never"));
+                        "declared, fp8, fp8_block, fp8_static, fp8_declared or never"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "x.npy", "--activation_scale", "1",
                        "--activation_scales", "a.npy"}),
               HasSubstr("--activation_scale"));

@@ -24,6 +24,9 @@ struct Shape {
 // More with AWQD_TEST_FULL=1.
 std::vector<Shape> Shapes();
 
+// For activations that are rounded to E4M3.
+std::vector<Shape> Float8Shapes();
+
 // 0, 1, 2, ... and the counts around the borders of kernels, up to max_m.
 std::vector<int64_t> TokenCounts(int64_t max_m);
 

@@ -98,7 +98,7 @@ TEST_P(Claiming, EveryClaimIsReached) {
   const KernelRow& row = *GetParam();
   const DeviceInfo device = DeviceFor(row);
   std::vector<WeightShape> served;
-  for (const Shape& shape : Shapes()) {
+  for (const Shape& shape : row.op == Op::kFloat8Activations ? Float8Shapes() : Shapes()) {
     const WeightShape facts = ShapeOf(MakeWeight(shape, Scales::kOrdinary, false, 7));
     if (WhyNot(row, facts, device).empty()) served.push_back(facts);
   }

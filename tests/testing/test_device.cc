@@ -48,7 +48,11 @@ std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
     // A row that reads any layout (the dense path) needs rows that read one.
     const bool reads_any = row.layout == nullptr && row.priority >= 0;
     const bool same_layout = reads_any || other->layout == row.layout || other->layout == nullptr;
-    if (other->op != row.op && other->device == row.device && same_layout) out.push_back(other);
+    // Rows of kMatmul multiply activations that were rounded to E4M3 too, where no other does.
+    const bool instead = row.op == Op::kMatmul && other->op == Op::kFloat8Activations;
+    if (other->op != row.op && other->device == row.device && same_layout && !instead) {
+      out.push_back(other);
+    }
   }
   return out;
 }

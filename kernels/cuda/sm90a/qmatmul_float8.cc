@@ -23,11 +23,13 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 }
 
 Claims ClaimsOf(CodeKind code) {
-  Claims out = Mma16ClaimsOfAnyCode();
-  out.codes = MaskOf(code);
-  out.bits = kFourBits;
-  out.zeros = MaskOf(ZeroKind::kConstant);
-  return out;
+  const bool integers = code == CodeKind::kUnsigned;
+  return {.codes = MaskOf(code),
+          .bits = integers ? kFourBits : 0,
+          .zeros = MaskOf(ZeroKind::kConstant),
+          .scales = kFloatingMask | (integers ? 0 : MaskOf(DType::kE8m0)),
+          .group_multiple = mma16::kBlockK,
+          .column_blocks = !integers};
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {

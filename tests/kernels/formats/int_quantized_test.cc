@@ -244,7 +244,7 @@ TEST(IntQuantizedFormat, QuantisedActivationsAreDeclared) {
             "dynamic");
   EXPECT_EQ(declared({{"strategy", Setting::String("tensor")}, {"dynamic", no}}), "static");
   EXPECT_EQ(declared({{"num_bits", Setting::Literal(int64_t{4})}, {"dynamic", yes}}), "");
-  EXPECT_EQ(declared({{"type", Setting::String("float")}, {"dynamic", yes}}), "");
+  EXPECT_EQ(declared({{"type", Setting::String("float")}, {"dynamic", yes}}), "fp8_dynamic");
   EXPECT_EQ(declared({{"symmetric", no}, {"dynamic", yes}}), "");
   EXPECT_EQ(declared({{"strategy", Setting::String("group")}, {"dynamic", yes}}), "");
   EXPECT_EQ(declared({{"dynamic", Setting::String("local")}}), "");

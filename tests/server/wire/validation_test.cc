@@ -222,7 +222,7 @@ TEST(Matmul, OfActivationsRoundedToFp8) {
 TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {
   using R = v1::QuantizedMatmulRequest;
   EXPECT_EQ(Spoilt([](R* r) {
-              r->set_activation_quantization(static_cast<v1::ActivationQuantization>(5));
+              r->set_activation_quantization(static_cast<v1::ActivationQuantization>(9));
             }),
             "activation_quantization");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activation_scales() = Scales({1}, {1}); }),
