@@ -15,7 +15,6 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::PersistentA8Row(),
       &cuda::PersistentA8ScaledRow(),
       &cuda::PersistentFloat8Row(),
-      &cuda::PersistentFloat8W4Row(),
       &cuda::PersistentGroupedRow(),
       // sm80/: every GPU from compute capability 7.5
       &cuda::QMatmulA16(),

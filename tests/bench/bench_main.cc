@@ -14,7 +14,7 @@
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
 // beside what it expected; with --x=int8 those of sm90a/qmatmul_a8, with --x=e4m3 those of
-// sm90a/qmatmul_float8 or sm90a/qmatmul_float8_w4, whose FP16 activations get a scale for each token, or each block of 128.
+// sm90a/qmatmul_float8, whose FP16 activations get a scale for each token, or each block of 128.
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.

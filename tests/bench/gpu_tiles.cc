@@ -56,16 +56,15 @@ class Summary {
 // Tiles of one row, for activations of one type.
 class Tiles {
  public:
-  Tiles(const QuantizationScheme& scheme, DType x, ActivationQuantization float8, Machine& machine)
+  Tiles(DType x, ActivationQuantization float8, Machine& machine)
       : x_(x),
         float8_(float8),
         machine_(machine),
         fixed_order_(machine.device().info().batch_invariant),
-        row_(x == DType::kInt8 ? cuda::PersistentA8Row()
-             : x == DType::kE4m3
-                 ? (scheme.bits == 4 ? cuda::PersistentFloat8W4Row() : cuda::PersistentFloat8Row())
-             : fixed_order_ ? cuda::FixedOrderA16Row()
-                            : cuda::PersistentA16Row()) {}
+        row_(x == DType::kInt8   ? cuda::PersistentA8Row()
+             : x == DType::kE4m3 ? cuda::PersistentFloat8Row()
+             : fixed_order_      ? cuda::FixedOrderA16Row()
+                                 : cuda::PersistentA16Row()) {}
 
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
@@ -143,7 +142,7 @@ class Tiles {
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
                const QuantizationScheme& scheme, const std::vector<int64_t>& tokens, DType x,
                ActivationQuantization float8, int64_t bytes_of_round, Machine& machine) {
-  Tiles tiles(scheme, x, float8, machine);
+  Tiles tiles(x, float8, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }

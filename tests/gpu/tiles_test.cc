@@ -278,10 +278,6 @@ class Problem {
   std::vector<uint8_t> ordered_;
 };
 
-const KernelRow& Float8Row(const Codes& codes) {
-  return codes.bits == 4 ? cuda::PersistentFloat8W4Row() : cuda::PersistentFloat8Row();
-}
-
 // The order of sums is kept or not; codes; tile; type of activations.
 using Param = std::tuple<bool, Codes, PersistentTile, DType>;
 
@@ -316,7 +312,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const auto& [fixed_order, codes, tile, dtype] = GetParam();
   const KernelRow& row = fixed_order             ? cuda::FixedOrderA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
-                         : dtype == DType::kE4m3 ? Float8Row(codes)
+                         : dtype == DType::kE4m3 ? cuda::PersistentFloat8Row()
                                                  : cuda::PersistentA16Row();
   const auto product = [of = tile, fixed = fixed_order](const MatmulArgs& args, StreamView stream) {
     return cuda::RunTile(args, of, fixed, stream);
@@ -354,8 +350,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const bool commonest = codes.name == kFourBits.name || codes.name == kEightBits.name;
   if (!commonest) {
     const auto all = static_cast<int>(ShapesOf(codes).size());
-    const bool short_groups = dtype == DType::kE4m3 && codes.kind == CodeKind::kE4m3;
-    EXPECT_EQ(suited, short_groups ? all - 1 : all) << "its row takes no short groups";
+    EXPECT_EQ(suited, dtype == DType::kE4m3 ? all - 1 : all) << "all but short groups";
     return;
   }
   const int lengths = tile.accumulators == 0 ? 2 : 1, kinds = 3;
@@ -387,13 +382,12 @@ std::vector<Param> EveryOfOthers() {
   return out;
 }
 
-// Tiles of E4M3 activations serve records with one scale and without, and integers.
+// Tiles of E4M3 activations serve records with one scale and without.
 std::vector<Param> EveryOfE4m3() {
+  const Codes codes = {"e4m3", CodeKind::kE4m3, 8};
   std::vector<Param> out;
-  for (const Codes& codes : {Codes{"e4m3", CodeKind::kE4m3, 8}, kFourBitsOfOneGroup}) {
-    for (const PersistentTile& tile : cuda::PersistentTiles(Commonest(codes), DType::kE4m3)) {
-      out.emplace_back(false, codes, tile, DType::kE4m3);
-    }
+  for (const PersistentTile& tile : cuda::PersistentTiles(Commonest(codes), DType::kE4m3)) {
+    out.emplace_back(false, codes, tile, DType::kE4m3);
   }
   return out;
 }

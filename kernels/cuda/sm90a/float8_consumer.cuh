@@ -1,10 +1,8 @@
-// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored;
-// integers of 4 bits less 8 become E4M3. The tensor cores keep about 14 bits of a sum, so the
-// products of a step, 128 of K, are summed there and then added up in FP32, times the scales of the
-// group and of the tokens. Device code only.
+// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored. The
+// tensor cores keep about 14 bits of a sum, so the products of a step, 128 of K, are summed there
+// and then added up in FP32, times the scales of the group and of the tokens. Device code only.
 #pragma once
 
-#include "kernels/cuda/common/float8_codes.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 
 namespace awqd::cuda {
@@ -25,16 +23,20 @@ class Consumer<Config, DType::kE4m3> {
   // Waits for the next step to be in the ring and reads its codes. Call it before Run.
   __device__ __forceinline__ void Enter() {
     BarrierWait(at_.full, at_.parity);
-    codes_[0].Load(at_.codes);
-    codes_[1].Load(at_.codes + Record::kUnitBytes);
-    if constexpr (kIntegerCodes) {
-      const uint32_t scales = LoadShared4(at_.scales);
-      scales_ = {Fp16ToFloat(scales & 0xffff), Fp16ToFloat(scales >> 16)};
-    } else if constexpr (!Record::kBare) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      LaneCodes<8> codes;
+      codes.Load(at_.codes + half * Record::kUnitBytes);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        uint32_t* const to = &operand_[half * 2 + s / 2][s % 2 * 2];
+        to[0] = codes.Word(s, 0), to[1] = codes.Word(s, 1);
+      }
+    }
+    if constexpr (!Record::kBare) {
       const uint2 scales = LoadShared8(at_.scales);
       scales_ = {__uint_as_float(scales.x), __uint_as_float(scales.y)};
     }
-    if constexpr (!kIntegerCodes) Decode();  // they are loaded into the operand's registers
   }
 
   // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T
@@ -45,7 +47,6 @@ class Consumer<Config, DType::kE4m3> {
     if (add == 0) Clear<Config>(sums);
     PartSums products;
     for (int left = end - begin;;) {
-      if constexpr (kIntegerCodes) Decode();
 #pragma unroll
       for (int part = 0; part < kParts - 1; ++part) {
         Multiply(part, products);
@@ -57,12 +58,9 @@ class Consumer<Config, DType::kE4m3> {
       const RowScales scales = scales_;
       Advance();
       const bool last = --left == 0;
-      // The tensor cores read the operand's registers until they were waited for. E4M3 codes are
-      // loaded into the same registers, so not before; integers into others.
-      if (kIntegerCodes && !last) Enter();
+      // Not before this: the tensor cores read the operand's registers, into which the next codes are
+      // loaded. These arrive while the sums are added up.
       WgmmaWait<0>();
-      if (kIntegerCodes) KeepOperand();
-      if (!kIntegerCodes && !last) Enter();
       if (!last) Enter();
       if constexpr (!kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);
       Fold(kParts - 1, scales, token_scales, products, sums);
@@ -72,13 +70,10 @@ class Consumer<Config, DType::kE4m3> {
     if (end < work_end) Enter();
   }
 
-  __device__ __forceinline__ const RowScales& scales() const { return scales_; }
-
  private:
   using Record = typename Config::Record;
-  static constexpr bool kIntegerCodes = Record::kCode == CodeKind::kUnsigned;
-  static_assert(Record::kMetas <= 1, "one scale serves a record's 128 of K");
-  static_assert(kIntegerCodes ? Record::kBits == 4 : Record::kCode == CodeKind::kE4m3);
+  static_assert(Record::kCode == CodeKind::kE4m3 && Record::kMetas <= 1,
+                "one scale serves a record's 128 of K");
   static constexpr bool kTokenScales = Config::kTokenScales;
   // Registers hold the sums of a step beside those of all steps: of all tokens, or of half of them
   // at a time.
@@ -94,28 +89,6 @@ class Consumer<Config, DType::kE4m3> {
           (at_.full == last_ ? Config::kSlices - Config::kSlots : Config::kSlices) * kBytes;
     }
     at_.Advance(record_bytes_, last_);
-  }
-
-  // Keeps the compiler from decoding the next codes into the operand before this.
-  __device__ __forceinline__ void KeepOperand() {
-#pragma unroll
-    for (int s = 0; s < 4; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(operand_[s][i]));
-    }
-  }
-
-  __device__ __forceinline__ void Decode() {
-#pragma unroll
-    for (int s = 0; s < 8; ++s) {
-      uint32_t* const to = &operand_[s / 2][s % 2 * 2];
-      if constexpr (kIntegerCodes) {
-        const StepBytes bytes = Int4MinusEightE4m3(codes_[s / 4].Word(s % 4));
-        to[0] = bytes.low, to[1] = bytes.high;
-      } else {
-        to[0] = codes_[s / 4].Word(s % 4, 0), to[1] = codes_[s / 4].Word(s % 4, 1);
-      }
-    }
   }
 
   __device__ __forceinline__ void Multiply(int part, PartSums& products) {
@@ -159,7 +132,6 @@ class Consumer<Config, DType::kE4m3> {
   const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;
   uint32_t token_scales_ = 0;
-  LaneCodes<Record::kBits> codes_[2];
   RowScales scales_ = {1, 1};
   Operand operand_;
 };

@@ -211,9 +211,9 @@ absl::Status LaunchE4m3(const Target& go) {
   using enum ProductKind;
   constexpr DType kX = DType::kE4m3;
   if (go.p.token_scales != nullptr) {
-    return go.To<kX, kTokenScales, kTilesE4m3, E4m3(0), E4m3(1), Integers(4, 1)>();
+    return go.To<kX, kTokenScales, kTilesE4m3, E4m3(0), E4m3(1)>();
   }
-  return go.To<kX, kFree, kTilesE4m3, E4m3(0), E4m3(1), Integers(4, 1)>();
+  return go.To<kX, kFree, kTilesE4m3, E4m3(0), E4m3(1)>();
 }
 
 absl::Status CheckCounters(StreamView stream) {

@@ -1,5 +1,4 @@
-// Rows of E4M3 activations on Hopper's tensor cores, by E4M3 codes and by integers of 4 bits whose
-// zero points are 8, which E4M3 holds. The kernel is that of
+// The row of E4M3 activations by E4M3 codes on Hopper's tensor cores. The kernel is that of
 // sm90a/qmatmul_a16, with operands of 8 bits (float8_consumer.cuh).
 //
 // y = sum over blocks of 128 of K of a * s * (q @ codes) + bias, for E4M3 q with a scale a for each
@@ -14,28 +13,20 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int64_t kLeastTokens = 33;
-// Products of 4-bit integers by 16 bits are faster before: 8192 x 8192 at 128 tokens 27 us, and 30
-// with E4M3 (H200, 2026-11-30).
-constexpr int64_t kLeastTokensOfIntegers = 256;
 
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return DescribeTile(shape, device, m, DType::kE4m3);
 }
 
-Claims ClaimsOf(CodeKind code) {
-  const bool integers = code == CodeKind::kUnsigned;
-  return {.codes = MaskOf(code),
-          .bits = integers ? kFourBits : 0,
+Claims ClaimsOfE4m3() {
+  return {.codes = MaskOf(CodeKind::kE4m3),
           .zeros = MaskOf(ZeroKind::kConstant),
-          .scales = kFloatingMask | (integers ? 0 : MaskOf(DType::kE8m0)),
+          .scales = kFloatingMask | MaskOf(DType::kE8m0),
           .group_multiple = mma16::kBlockK,
-          .column_blocks = !integers};
+          .column_blocks = true};
 }
 
-std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  if (shape.scheme.is_integer() && shape.scheme.zero != 8) return "zeros of 4-bit codes are not 8";
-  return RefusesRecords(shape, 1);
-}
+std::string Refuses(const WeightShape& shape, const DeviceInfo&) {}
 
 }  // namespace
 
@@ -45,7 +36,7 @@ const KernelRow& PersistentFloat8Row() {
       .op = Op::kFloat8Activations,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = ClaimsOf(CodeKind::kE4m3),
+      .claims = ClaimsOfE4m3(),
       .input_form = InputForm::kTensorCoreFloat8,
       .inputs = kFloatingMask,
       .layout = &kMma16Layout,
@@ -58,17 +49,6 @@ const KernelRow& PersistentFloat8Row() {
       .workspace_bytes = WorkspaceOfSums,
       .matmul = RunProduct,
   };
-  return row;
-}
-
-const KernelRow& PersistentFloat8W4Row() {
-  static const KernelRow row = [] {
-    KernelRow out = PersistentFloat8Row();
-    out.name = "sm90a/qmatmul_float8_w4";
-    out.claims = ClaimsOf(CodeKind::kUnsigned);
-    out.min_m = kLeastTokensOfIntegers;
-    return out;
-  }();
   return row;
 }
 

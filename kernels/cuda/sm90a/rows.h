@@ -16,7 +16,6 @@ const KernelRow& FixedOrderA16Row();
 const KernelRow& PersistentA8Row();
 const KernelRow& PersistentA8ScaledRow();
 const KernelRow& PersistentFloat8Row();
-const KernelRow& PersistentFloat8W4Row();
 const KernelRow& PersistentGroupedRow();
 
 // ---- What the rows share ------------------------------------------------------------------------

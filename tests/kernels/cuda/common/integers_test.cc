@@ -7,8 +7,6 @@
 #include <set>
 #include <vector>
 
-#include "kernels/base/float8.h"
-#include "kernels/cuda/common/float8_codes.cuh"
 #include "kernels/layouts/layout.h"
 #include "kernels/layouts/mma16.h"
 #include "tests/testing/random_weight.h"
@@ -123,17 +121,6 @@ TEST(IntegerSource, IsAPermutation) {
   EXPECT_EQ(seen.size(), static_cast<size_t>(kIntegerRun));
   EXPECT_EQ(*seen.begin(), 0);
   EXPECT_EQ(*seen.rbegin(), kIntegerRun - 1);
-}
-
-TEST(Int4MinusEightE4m3, IsExact) {
-  for (uint32_t word : {0x76543210u, 0xfedcba98u, 0x8f7e1d80u}) {
-    const StepBytes codes = Int4Bytes(word), floats = Int4MinusEightE4m3(word);
-    for (int at = 0; at < 32; at += 8) {
-      EXPECT_EQ(E4m3ToFloat(floats.low >> at & 0xff), static_cast<int>(codes.low >> at & 0xff) - 8);
-      EXPECT_EQ(E4m3ToFloat(floats.high >> at & 0xff),
-                static_cast<int>(codes.high >> at & 0xff) - 8);
-    }
-  }
 }
 
 }  // namespace
