@@ -26,7 +26,9 @@ Claims ClaimsOfE4m3() {
           .column_blocks = true};
 }
 
-std::string Refuses(const WeightShape& shape, const DeviceInfo&) {}
+std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
+  return RefusesRecords(shape, 1);
+}
 
 }  // namespace
 
