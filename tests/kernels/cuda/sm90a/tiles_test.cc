@@ -75,6 +75,17 @@ TEST(TileCostTest, AreAllListedOnceInOrder) {
   }
 }
 
+TEST(PersistentTilesTest, ThoseOfE4m3ActivationsFit) {
+  const WeightShape shape = {4096, 4096, ParseScheme("e4m3b128x128+fp32").value()};
+  const auto tiles = PersistentTiles(shape, DType::kE4m3);
+  EXPECT_EQ(tiles.size(), 10u);
+  for (const PersistentTile& tile : tiles) {
+    EXPECT_LE(SharedBytes(tile, E4m3(1), DType::kE4m3) + 1024, 228 * 1024);
+    EXPECT_GE(RingSlots(tile, E4m3(1), DType::kE4m3) / tile.slices, 3) << tile.tokens;
+    EXPECT_LE(132 * tile.tokens * 64 * tile.records * 4, PersistentSumsBytes(H100()));
+  }
+}
+
 TEST(PersistentTilesTest, TheSlotsHoldEveryTile) {
   for (const PersistentTile& tile : PersistentTiles(Shape(4096, 4096))) {
     EXPECT_LE(132 * tile.tokens * 64 * tile.records * 4, PersistentSumsBytes(H100()));
