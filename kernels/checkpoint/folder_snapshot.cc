@@ -41,7 +41,7 @@ absl::Status CheckFile(const RepositoryRoot& root, const std::string& path,
 // As deep as .cache/huggingface/download lies; also the end of links that lead in circles.
 constexpr int kMaxDepth = 3;
 constexpr int kMaxFiles = 20'000;
-constexpr char kSnapshots[] = "/snapshots/";
+constexpr char kSnapshotsDir[] = "/snapshots/";
 
 bool IsOfModel(absl::string_view name) {
   return absl::EndsWith(name, ".json") || absl::EndsWith(name, ".safetensors") ||
@@ -134,7 +134,7 @@ FolderState ReadFolderState(const RepositoryRoot& root, absl::string_view path) 
     return out;
   }
   walk.Folder(folder, *names, 0, true);
-  if (const size_t at = folder.rfind(kSnapshots); at != std::string::npos) {
+  if (const size_t at = folder.rfind(kSnapshotsDir); at != std::string::npos) {
     const std::string blobs = absl::StrCat(folder.substr(0, at), "/blobs");
     if (const auto unfinished = root.ListDirectory(blobs); unfinished.ok()) {
       walk.Folder(blobs, *unfinished, kMaxDepth, false);
