@@ -22,8 +22,8 @@ struct Fp8Scales {
   absl::string_view codes = "weight";
 };
 
-// What a linear declares whose tensor `name`, of one element, is the scale of its E4M3 activations.
-// Nothing without the tensor, and where it has an element for each of several fused projections.
+// The activations that a linear declares by the tensor `name`, of one element: the scale of static
+// E4M3. Nothing without the tensor, and where it has an element for each fused projection.
 absl::StatusOr<DeclaredActivations> DecodeStaticFp8(absl::string_view name,
                                                     const LinearTensors& tensors);
 

@@ -23,7 +23,7 @@ struct Case {
   int64_t n = 0;
   int64_t m = 0;  // 0: dequantize
   DType dtype = DType::kFp16;
-  // Of rows of E4M3 activations.
+  // The rounding, for rows of E4M3 activations.
   ActivationQuantization float8 = ActivationQuantization::kFloat8PerToken;
   // How to multiply; empty: as a server does, through QuantizedMatmul.
   std::function<absl::Status(const MatmulArgs&, StreamView)> product;
