@@ -42,9 +42,9 @@ class Collector {
       : tensors_(tensors), alone_(alone), cancelled_(cancelled) {}
 
   absl::Status AddMetadata(const TensorFile& file) {
-    const auto it = file.metadata().find(kMetadata);
-    if (it == file.metadata().end()) return absl::OkStatus();
-    absl::Status status = AddLayers(it->second);
+    const absl::string_view metadata = file.FindMetadata(kMetadata);
+    if (metadata.empty()) return absl::OkStatus();
+    absl::Status status = AddLayers(metadata);
     if (status.ok()) return status;
     return Prefixed(absl::StrCat(file.file().shown_name(), ": __metadata__: ", kMetadata), status);
   }
@@ -183,7 +183,7 @@ class Collector {
 }  // namespace
 
 bool HasComfyLayers(const TensorFile& file) {
-  if (file.metadata().contains(kMetadata)) return true;
+  if (!file.FindMetadata(kMetadata).empty()) return true;
   return absl::c_any_of(file.tensors(), [&](const auto& tensor) {
     const auto& [name, info] = tensor;
     return absl::EndsWith(name, kMarker) || absl::EndsWith(name, kOldScale) ||

@@ -131,7 +131,6 @@ class TensorFile {
 
   const File& file() const { return file_; }
   const TensorMap& tensors() const { return tensors_; }
-  const FileMetadata& metadata() const { return metadata_; }
   // The text under that name in the file's own metadata; empty where there is none.
   absl::string_view FindMetadata(absl::string_view name) const {
     const auto it = metadata_.find(name);

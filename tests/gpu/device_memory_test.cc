@@ -13,8 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -159,7 +159,8 @@ TEST_F(GpuDeviceMemoryTest, ProductsHaveTheBitsOfMessages) {
         ASSERT_TRUE(got.ok()) << got.status();
         EXPECT_EQ(exported_->Read(y, y_bytes), sent->output.bytes);
         EXPECT_EQ(exported_->Read(y - 256, 256), std::string(256, '\x5a'));
-        EXPECT_EQ(exported_->Read(y + static_cast<int64_t>(y_bytes), 256), std::string(256, '\x5a'));
+        EXPECT_EQ(exported_->Read(y + static_cast<int64_t>(y_bytes), 256),
+                  std::string(256, '\x5a'));
       }
     }
   }
