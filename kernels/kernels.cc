@@ -69,12 +69,36 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFloat8(const MatmulArgs& args) {
-  if (!IsFloating(args.x.dtype)) {
+bool HasCodes(const MatmulArgs& args) { return args.x.dtype == DType::kE4m3; }
+bool HasCodes(const GroupedArgs&) { return false; }
+
+// Checks a product of activations that are E4M3 already.
+absl::Status CheckCodes(const MatmulArgs& args) {
+  const DeviceWeight& weight = *args.weight;
+  constexpr absl::string_view kNoCodes = "activations dtype: got E4M3, expected a floating type: ";
+  if (weight.transforms_input()) {
+    return Invalid(kNoCodes, "the weight has a ", InputTransform(weight));
+  }
+  const bool blocks = args.quantization == ActivationQuantization::kFloat8PerBlock;
+  if (blocks && weight.sections.Has(Part::kOrder)) {
+    return Invalid(kNoCodes, "the weight's order mixes the blocks of in-features that have scales");
+  }
+  if (blocks || args.quantization == ActivationQuantization::kFloat8Static) return absl::OkStatus();
+  return Invalid("activation quantization: got one of E4M3 activations, expected none");
+}
+absl::Status CheckCodes(const GroupedArgs&) { return absl::OkStatus(); }
+
+// Args: MatmulArgs or GroupedArgs.
+template <typename Args>
+absl::Status CheckFloat8(const Args& args) {
+  bool wants_scales = HasGivenScales(args.quantization);
+  if (HasCodes(args)) {
+    AWQD_RETURN_IF_ERROR(CheckCodes(args));
+    wants_scales = true;
+  } else if (!IsFloating(args.x.dtype)) {
     return Invalid("activation quantization: got one of ", Name(args.x.dtype),
                    " activations, expected none");
   }
-  const bool wants_scales = HasGivenScales(args.quantization);
   if (wants_scales == (args.scales != nullptr)) return absl::OkStatus();
   return BadValue("activation scales", wants_scales ? "none" : "some",
                   wants_scales ? "one for each token" : "none: each token has its own");
@@ -158,7 +182,8 @@ Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_
 }
 
 Workspace PlanWorkspace(const GroupedArgs& args, const KernelRow& row) {
-  Workspace out = PlanWorkspace(*args.experts.front(), row, args.rows(), ActivationFunction::kNone);
+  Workspace out = PlanWorkspace(*args.experts.front(), row, args.rows(), ActivationFunction::kNone,
+                                IsFloat8(args.quantization));
   if (args.activation != ActivationFunction::kNone && args.y.dtype != DType::kFp32) {
     out.sums = args.y.rows * args.y.cols * 4;
   }
@@ -196,9 +221,7 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
     product.x = tokens.x;
     product.x_stride = tokens.stride;
     if (tokens.scale != nullptr) product.x_scale = tokens.scale;
-    if constexpr (requires { product.x_scale_stride; }) {
-      product.x_scale_stride = tokens.scale_stride;
-    }
+    product.x_scale_stride = tokens.scale_stride;
     if constexpr (requires { product.from_prologue; }) product.from_prologue = true;
   }
   if (args.activation == ActivationFunction::kNone) return run(product, stream);
@@ -280,6 +303,10 @@ bool IsLike(const DeviceWeight& a, const DeviceWeight& b) {
 // did.
 template <typename Fn>
 bool EveryActive(const GroupedArgs& args, Fn fn) {
+  if (args.device_experts > 0) {
+    return std::all_of(args.experts.begin(), args.experts.end(),
+                       [&](const DeviceWeight* first) { return fn(*first); });
+  }
   int64_t begin = 0;
   for (size_t i = 0; i < args.experts.size(); ++i) {
     const size_t e = i % args.ends.size();
@@ -333,11 +360,13 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
   if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
   if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
   if (op == Op::kFloat8Activations) AWQD_RETURN_IF_ERROR(CheckFloat8(args));
-  const KernelRow* row = RowFor(args.weight->plan, op, path, m, args.x.dtype);
+  // The prologue gives E4M3 to rows that do not read it in FP32.
+  const DType x = op == Op::kFloat8Activations && HasCodes(args) ? DType::kFp32 : args.x.dtype;
+  const KernelRow* row = RowFor(args.weight->plan, op, path, m, x);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));
   }
-  AWQD_RETURN_IF_ERROR(CheckDtypes(*row, args.x.dtype, args.y.dtype));
+  AWQD_RETURN_IF_ERROR(CheckDtypes(*row, x, args.y.dtype));
   if (ran != nullptr) *ran = row;
   return args.x.rows == 0 ? absl::OkStatus() : Run(args, *row, stream);
 }
@@ -365,15 +394,24 @@ absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView 
   return row->dequantize(args, stream);
 }
 
+bool IsGroupable(const DeviceWeight& weight, const DeviceWeight& first) {
+  return IsLike(weight, first) && !weight.sections.Has(Part::kOrder) && !weight.transforms_input();
+}
+
 const KernelRow* GroupedRow(const GroupedArgs& args) {
   if (args.rows() == 0) return nullptr;
   const int64_t mean = CeilDiv(args.rows(), args.active());
+  const bool float8 = IsFloat8(args.quantization);
   const KernelRow* row = nullptr;
   const bool alike = EveryActive(args, [&](const DeviceWeight& weight) {
-    const KernelRow* const own = weight.plan.Grouped(mean);
+    const KernelRow* own = float8 ? weight.plan.GroupedFloat8(mean) : nullptr;
+    if (own == nullptr) own = weight.plan.Grouped(mean);
+    // Products of their own, which would be faster, are for a host that knows the rows.
+    if (own == nullptr && args.device_experts > 0 && !weight.plan.grouped.empty()) {
+      own = weight.plan.grouped.back().row;
+    }
     if (row == nullptr) row = own;
-    return own != nullptr && own == row && IsLike(weight, *args.experts.front()) &&
-           !weight.sections.Has(Part::kOrder) && !weight.transforms_input();
+    return own != nullptr && own == row && IsGroupable(weight, *args.experts.front());
   });
   return alike && (row->inputs & MaskOf(args.x.dtype)) != 0 ? row : nullptr;
 }
@@ -382,9 +420,31 @@ int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row) {
   return PlanWorkspace(args, row).total();
 }
 
+// A tile has a row at least.
+int64_t GroupedTableBytes(const GroupedArgs& args) {
+  return args.rows() * args.stacks() * StepsOf(*args.experts.front()->device).grouped_tile_bytes;
+}
+
+absl::Status MakeGroupedTable(const GroupedTableArgs& args, Device& device, StreamView stream) {
+  return StepsOf(device).make_grouped_table(args, device, stream);
+}
+
 absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream) {
-  return RunSteps(args, *args.experts.front(), row, PlanWorkspace(args, row), {}, nullptr, args,
-                  row.grouped, stream);
+  GroupedArgs product = args;
+  product.quantization = ActivationQuantization::kNone;
+  if (IsFloat8(args.quantization)) AWQD_RETURN_IF_ERROR(CheckFloat8(args));
+  return RunSteps(args, *args.experts.front(), row, PlanWorkspace(args, row),
+                  {.quantization = args.quantization,
+                   .scales = args.scales,
+                   .gather = args.gather,
+                   .gate = args.gate,
+                   .count = args.rows(),
+                   .sums_factor = args.sums_factor},
+                  nullptr, product, row.grouped, stream);
+}
+
+absl::Status SortChoices(const SortArgs& args, Device& device, StreamView stream) {
+  return args.choices == 0 ? absl::OkStatus() : StepsOf(device).sort_choices(args, device, stream);
 }
 
 absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream) {

@@ -83,15 +83,23 @@ absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView 
 // Every argument but `table` and `workspace` is set when these functions are called.
 
 // The row of the plan that computes these products. Null: each expert's product is a
-// QuantizedMatmul of its own.
+// QuantizedMatmul of its own. Activations that are rounded to E4M3 use WeightPlan::grouped_float8,
+// and where it has no row WeightPlan::grouped.
 const KernelRow* GroupedRow(const GroupedArgs& args);
 int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row);
-// Enqueues the products. There is at least one row.
+// With GroupedArgs::device_experts. Whether one kernel can multiply by both, and GroupedTableBytes:
+// enough whatever the row.
+bool IsGroupable(const DeviceWeight& weight, const DeviceWeight& first);
+int64_t GroupedTableBytes(const GroupedArgs& args);
+absl::Status MakeGroupedTable(const GroupedTableArgs& args, Device& device, StreamView stream);
+// Enqueues the products. There is at least one row. INVALID_ARGUMENT for a quantisation of x that is
+// not floating, and for scales that are missing or not wanted.
 absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream);
 
 // --- The steps between the products of experts and of a gated MLP ---
 // kernels/steps.h has the arguments. Each step enqueues one kernel; without work it succeeds.
 
+absl::Status SortChoices(const SortArgs& args, Device& device, StreamView stream);
 absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream);
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream);
 absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream);

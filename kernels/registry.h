@@ -1,6 +1,7 @@
 // The kernel registry: one row per kernel, with what it claims to serve.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -16,6 +17,8 @@
 
 namespace awqd {
 
+struct GateArgs;  // kernels/steps.h
+
 // y = act(x @ W + bias), accumulated in FP32 and rounded once to y's dtype. For INT8 activations
 // without scales, y = x @ W in INT32, exactly, without bias and activation function. For quantised
 // activations, y = act(a * (q @ W) + bias) with INT8 q and a scale a for each token, where the sums
@@ -23,9 +26,9 @@ namespace awqd {
 // device memory.
 struct MatmulArgs {
   const DeviceWeight* weight = nullptr;
-  // [M, K], FP16, BF16, FP32 or INT8, from the caller. A row of the registry gets the result of
-  // the prologue: ordered by stored rows, multiplied by the factor, in a type and at an alignment
-  // that the row accepts.
+  // [M, K], FP16, BF16, FP32, INT8 or E4M3, from the caller. A row of the registry gets the result
+  // of the prologue: ordered by stored rows, multiplied by the factor, in a type and at an
+  // alignment that the row accepts.
   ConstMatrixView x;
   MatrixView y;                 // [M, N], FP16, BF16 or FP32; INT32 of INT8
   const float* bias = nullptr;  // FP32 [N], or null for none
@@ -33,10 +36,11 @@ struct MatmulArgs {
   // overwritten.
   void* workspace = nullptr;
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
-  // Rounds floating x to 8 bits first; kNone for INT8 x and for a row of the registry.
+  // Rounds floating x to 8 bits first; kNone for INT8 x and for a row of the registry. Of E4M3 x it
+  // says what scales there are: kFloat8Static or kFloat8PerBlock.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // FP32 [M], positive: the scale of each token, for INT8 x and where HasGivenScales; else null. A
-  // row of the registry reads x_scale instead.
+  // FP32 [M], positive: the scale of each token, for INT8 x and where HasGivenScales; of E4M3 x with
+  // kFloat8PerBlock [M, ceil(K / 128)]; else null. A row of the registry reads x_scale instead.
   const float* scales = nullptr;
 
   // Set for rows of the registry alone, by the prologue.
@@ -58,20 +62,38 @@ struct GroupedArgs {
   MatrixView y;                                   // [stacks * rows, N]
   // FP32 [stacks * experts, N], or null for the weights' own.
   const float* bias = nullptr;
-  // FP32 [rows]: factor of the sums of each row; null: 1. The prologue sets it for
-  // FP32 x.
+  // FP32 [rows]: factor of the sums of each row; null: 1. The prologue sets it for FP32 x and for
+  // x that it rounds.
   const float* x_scale = nullptr;
   // The result of KernelRow::grouped_table, in the device's memory, 256-byte aligned.
   const void* table = nullptr;
+  // Not 0: the experts of a stack, of whose rows the device alone knows how many each has. `ends` is
+  // empty then, `experts` has the first of each stack, which all others are like (IsGroupable), and
+  // MakeGroupedTable has made `table`. Rows of x at the end may belong to no expert; theirs of y
+  // stay as they are.
+  int64_t device_experts = 0;
   void* workspace = nullptr;  // GroupedWorkspaceBytes; 256-byte aligned
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
+  // kNone, or one that rounds floating x to E4M3 first; x_scale is null then.
+  ActivationQuantization quantization = ActivationQuantization::kNone;
+  const float* scales = nullptr;  // FP32 [rows], positive, where HasGivenScales; else null
+  // With a quantization on GPUs the prologue may make the rows that it rounds, instead of steps
+  // before it: row i is row gather[i] of x, or the middle of a gated MLP, where x is a shape alone.
+  const int32_t* gather = nullptr;  // int32 [rows], or null
+  const GateArgs* gate = nullptr;   // without `half`; cols is a multiple of 4; or null
+  float sums_factor = 1;            // with a quantization on GPUs: another factor of all sums
 
-  int64_t x_stride = 0;  // set by the prologue, for rows of the registry alone
+  // Set by the prologue, for rows of the registry alone.
+  int64_t x_stride = 0;
+  int64_t x_scale_stride = 0;  // as in MatmulArgs
 
-  int64_t stacks() const { return static_cast<int64_t>(experts.size() / ends.size()); }
-  int64_t rows() const { return ends.empty() ? 0 : ends.back(); }
-  // The number of experts that have rows.
+  int64_t stacks() const {
+    return static_cast<int64_t>(experts.size() / (device_experts > 0 ? 1 : ends.size()));
+  }
+  int64_t rows() const { return device_experts > 0 ? x.rows : ends.empty() ? 0 : ends.back(); }
+  // The number of experts that have rows; with device_experts, the most that can have some.
   int64_t active() const {
+    if (device_experts > 0) return std::min(device_experts, x.rows);
     int64_t count = 0, begin = 0;
     for (const int64_t end : ends) count += end > std::exchange(begin, end);
     return count;
@@ -97,6 +119,8 @@ enum class Op : uint8_t {
   // row the rows of kMatmul multiply the rounded x.
   kFloat8Activations,
   kGroupedMatmul,  // floating activations, a stack of weights
+  // A stack of weights and E4M3 x, as kFloat8Activations.
+  kGroupedFloat8,
 };
 
 // The form of activations that a row reads.
@@ -134,16 +158,22 @@ inline constexpr Claims kElementCodes = {
     .zeros = kIntegerZeros | kRealZeros,
     .scales = kFloatingMask | MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0) | MaskOf(DType::kInt8),
     .column_blocks = true};
-// Vector codes alone, and every legal scheme.
+// Vector codes alone.
 inline constexpr Claims kVectorCodes = {.codes = MaskOf(CodeKind::kVector),
                                         .zeros = MaskOf(ZeroKind::kConstant),
                                         .scales = 0,
                                         .group_multiple = kVectorBlock};
-inline constexpr Claims kEverything = {.codes = kElementCodes.codes | kVectorCodes.codes,
-                                       .bits = kElementCodes.bits,
-                                       .zeros = kElementCodes.zeros,
-                                       .scales = kElementCodes.scales,
-                                       .column_blocks = true};
+// The trellis alone.
+inline constexpr Claims kTrellis = {.codes = MaskOf(CodeKind::kTrellis),
+                                    .zeros = MaskOf(ZeroKind::kConstant),
+                                    .scales = 0,
+                                    .group_multiple = kTrellisTile};
+inline constexpr Claims kEverything = {
+    .codes = kElementCodes.codes | kVectorCodes.codes | kTrellis.codes,
+    .bits = kElementCodes.bits,
+    .zeros = kElementCodes.zeros,
+    .scales = kElementCodes.scales,
+    .column_blocks = true};
 // The schemes of integer products: integer codes and zeros, and no scale.
 inline constexpr Claims kIntegers = {.bits = kEverything.bits, .scales = 0};
 // The schemes of products of quantised activations: integer codes with any zeros and scales.
@@ -168,7 +198,7 @@ struct KernelRow {
   const Layout* layout = nullptr;
   int min_arch = 0;  // CUDA: lowest compute capability x 10
   int max_arch = 0;  // CUDA: highest, 0 for no bound
-  // Tokens that the row serves; for kGroupedMatmul, rows of each expert that has some, on average.
+  // Tokens that the row serves; of stacks, rows of each expert that has some, on average.
   int64_t min_m = 0;
   int64_t max_m = -1;  // inclusive; -1: no bound
   // The fewest tokens for which the row's priority counts; with fewer it serves only where no other
@@ -192,8 +222,9 @@ struct KernelRow {
   int64_t (*workspace_bytes)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
   absl::Status (*matmul)(const MatmulArgs&, StreamView) = nullptr;
   absl::Status (*dequantize)(const DequantizeArgs&, StreamView) = nullptr;
-  // For kGroupedMatmul: the contents of GroupedArgs::table, and the products.
+  // For stacks: the contents of GroupedArgs::table, the rows of each of its tiles, and the products.
   std::string (*grouped_table)(const GroupedArgs&) = nullptr;
+  int64_t (*grouped_tile)(const GroupedArgs&) = nullptr;
   absl::Status (*grouped)(const GroupedArgs&, StreamView) = nullptr;
 };
 

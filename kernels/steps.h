@@ -41,11 +41,18 @@ struct PrologueArgs {
   //   q = x' / a rounded to the nearest E4M3, within [-448, 448]
   // kTensorCoreFloat8 has q and a. Other forms have a * q, rounded to the type of x on GPUs; or with
   // kTensorCore q in FP16 beside a.
+  // For E4M3 x, which has neither order of blocks nor factor, q = x and a is of `scales`.
   // A token, or its block, that holds a NaN or an infinity has q = 0 and a = NaN, so that its result
   // is NaN.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  const float* scales = nullptr;  // FP32 [M], where HasGivenScales
-  void* out = nullptr;            // Steps::prologue_bytes bytes
+  // FP32 [M], where HasGivenScales; of E4M3 x with kFloat8PerBlock [M, ceil(K / 128)].
+  const float* scales = nullptr;
+  // As in GroupedArgs.
+  const int32_t* gather = nullptr;
+  const GateArgs* gate = nullptr;
+  int64_t count = 0;  // M; 0: the rows of x
+  float sums_factor = 1;
+  void* out = nullptr;  // Steps::prologue_bytes bytes
 };
 
 // The result of the prologue: rows of x' in `x`, `stride` elements apart, and the factors of sums as
@@ -91,6 +98,35 @@ inline constexpr int64_t kNarrowRows = 1024;
 inline constexpr float kNarrowFactor = 1.0f / 16;
 constexpr float NarrowFactor(DType dtype) { return dtype == DType::kFp16 ? kNarrowFactor : 1; }
 
+// Sorts choices, each an expert of one token, by expert; those of one keep their order. On GPUs a
+// kernel must come between these results and a product that reads a table made of them, because
+// products read tables before earlier kernels are done: GatherRows.
+struct SortArgs {
+  const int32_t* ids = nullptr;  // int32 [choices]; outside [0, experts): the choice gets no row
+  int64_t choices = 0;           // below 2^31
+  int64_t top_k = 1;             // choices of each token
+  int64_t experts = 0;
+  int32_t* ends = nullptr;    // [experts]: where the rows of each end
+  int32_t* tokens = nullptr;  // [choices]: the token of each row; 0 past the last row
+  int32_t* rows = nullptr;    // [choices]: the row of each; -1: none
+};
+
+// The parts of an expert that a grouped product reads.
+struct ExpertParts {
+  const uint8_t* codes = nullptr;
+  const float* outer = nullptr;
+  const float* bias = nullptr;
+};
+
+// Makes GroupedArgs::table on a GPU; its last entries may have no rows.
+struct GroupedTableArgs {
+  const GroupedArgs* product = nullptr;  // with device_experts
+  int64_t tile = 0;                      // KernelRow::grouped_tile
+  const int32_t* ends = nullptr;         // SortArgs::ends
+  const ExpertParts* parts[2] = {};      // [experts] of each stack, in the device's memory
+  void* table = nullptr;                 // GroupedTableBytes
+};
+
 // out[i] = in[rows[i]]: brings rows into the order of the experts that multiply them.
 struct GatherArgs {
   const void* in = nullptr;
@@ -128,7 +164,8 @@ struct TokenGateArgs {
 };
 
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32
-// in the order of j, so that the bits do not depend on the order of the rows. `added` comes last.
+// in the order of j, so that the bits do not depend on the order of the rows. A row below 0 is left
+// out. `added` comes last.
 struct CombineArgs {
   const void* in = nullptr;  // [.., cols] of in_dtype; of 16 bits on GPUs, times NarrowFactor
   int64_t cols = 0;
@@ -158,6 +195,10 @@ struct Steps {
   absl::Status (*multiply_by_up)(const GateArgs&, Device&, StreamView);
   absl::Status (*gate_tokens)(const TokenGateArgs&, Device&, StreamView);
   absl::Status (*combine_rows)(const CombineArgs&, Device&, StreamView);
+  absl::Status (*sort_choices)(const SortArgs&, Device&, StreamView);
+  // Null and 0 where no row is of grouped products.
+  absl::Status (*make_grouped_table)(const GroupedTableArgs&, Device&, StreamView) = nullptr;
+  int64_t grouped_tile_bytes = 0;  // of an entry of the table
 };
 
 }  // namespace awqd

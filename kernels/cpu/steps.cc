@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "kernels/backends.h"
 #include "kernels/base/math.h"
@@ -39,9 +40,10 @@ int64_t PrologueBytes(InputForm form, int64_t m, int64_t k) {
 void LoadStaged(const PrologueArgs& args, int64_t m, int64_t begin, int64_t count, float* out,
                 const cpu::Bodies& bodies) {
   const int64_t row = m * args.x.cols;
-  if (args.order != nullptr) {
-    for (int64_t i = 0; i < count; ++i) {
-      out[i] = LoadElement(args.x.data, args.x.dtype, row + args.order[begin + i]);
+  if (args.order != nullptr || args.x.dtype == DType::kE4m3) {
+    for (int64_t i = begin; i < begin + count; ++i) {
+      out[i - begin] =
+          LoadElement(args.x.data, args.x.dtype, row + (args.order == nullptr ? i : args.order[i]));
     }
   } else {
     const char* const x = static_cast<const char*>(args.x.data);
@@ -116,6 +118,7 @@ void RoundToFloat8(const PrologueArgs& args, int64_t m, float* x) {
   constexpr int64_t kBlock = 128;
   const int64_t k = args.x.cols;
   const bool blocks = args.quantization == ActivationQuantization::kFloat8PerBlock;
+  const bool codes = args.x.dtype == DType::kE4m3;  // x' is q
   for (int64_t i = 0; i < k; i += blocks ? kBlock : k) {
     const int64_t end = blocks ? std::min(i + kBlock, k) : k;
     int32_t largest = 0;
@@ -126,10 +129,13 @@ void RoundToFloat8(const PrologueArgs& args, int64_t m, float* x) {
       std::fill(x + i, x + end, std::numeric_limits<float>::quiet_NaN());
       continue;
     }
-    float scale = HasGivenScales(args.quantization) ? args.scales[m]
-                                                    : std::bit_cast<float>(largest) / kLargestE4m3;
+    float scale = codes && blocks          ? args.scales[m * CeilDiv(k, kBlock) + i / kBlock]
+                  : args.scales != nullptr ? args.scales[m]
+                                           : std::bit_cast<float>(largest) / kLargestE4m3;
     if (scale == 0) scale = 1;
-    for (int64_t e = i; e < end; ++e) x[e] = E4m3ToFloat(FloatToE4m3(x[e] / scale)) * scale;
+    for (int64_t e = i; e < end; ++e) {
+      x[e] = (codes ? x[e] : E4m3ToFloat(FloatToE4m3(x[e] / scale))) * scale;
+    }
   }
 }
 
@@ -232,6 +238,7 @@ constexpr int64_t kCombined = 256;
 void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) {
   float sums[kCombined] = {};
   for (int64_t j = i * args.terms; j < (i + 1) * args.terms; ++j) {
+    if (args.rows[j] < 0) continue;
     const float* const in = static_cast<const float*>(args.in) + args.rows[j] * args.cols + begin;
     const float weight = args.weights == nullptr ? 1.0f : args.weights[j];
     if (j == i * args.terms) {  // not 0 + in: that would turn -0 into +0
@@ -250,6 +257,23 @@ void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) 
   }
 }
 
+// A counting sort. `ends` counts the rows of each expert first, then is where its next one goes.
+absl::Status SortChoices(const SortArgs& args, Device&, StreamView) {
+  const auto has_row = [&](int32_t id) { return id >= 0 && id < args.experts; };
+  std::fill_n(args.ends, args.experts, 0);
+  std::fill_n(args.tokens, args.choices, 0);
+  for (int64_t i = 0; i < args.choices; ++i) {
+    if (has_row(args.ids[i])) ++args.ends[args.ids[i]];
+  }
+  std::exclusive_scan(args.ends, args.ends + args.experts, args.ends, 0);
+  for (int64_t i = 0; i < args.choices; ++i) {
+    const int32_t row = has_row(args.ids[i]) ? args.ends[args.ids[i]]++ : -1;
+    args.rows[i] = row;
+    if (row >= 0) args.tokens[row] = static_cast<int32_t>(i / args.top_k);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView) {
   Pool(device).ForEachRow(args.count, args.cols * args.terms, kPerTask, [&](int64_t i) {
     for (int64_t n = 0; n < args.cols; n += kCombined) {
@@ -264,7 +288,7 @@ absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView) {
 const Steps& CpuSteps() {
   static const Steps steps = {TransformRows, NeedsNoPrologue, PrologueBytes, RunPrologue,
                               RunEpilogue,   ReorderRows,     GatherRows,    MultiplyByUp,
-                              GateTokens,    CombineRows};
+                              GateTokens,    CombineRows,     SortChoices};
   return steps;
 }
 

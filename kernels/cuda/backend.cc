@@ -16,6 +16,7 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::PersistentA8ScaledRow(),
       &cuda::PersistentFloat8Row(),
       &cuda::PersistentGroupedRow(),
+      &cuda::PersistentGroupedFloat8Row(),
       // sm80/: every GPU from compute capability 7.5
       &cuda::QMatmulA16(),
       &cuda::ScaledSumsA16(),
@@ -30,6 +31,8 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::VectorsDequantizeRow(),
       &cuda::VectorsMatmulRow(),
       &cuda::VectorsGroupedRow(),
+      &cuda::TrellisDequantizeRow(),
+      &cuda::TrellisMatmulRow(),
       // dense/
       &dense::MatmulA16Row(),
       &dense::MatmulFp16Row(),

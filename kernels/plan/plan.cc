@@ -163,6 +163,7 @@ Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   PlanPath(readers, Op::kQuantizedActivations, Path::kFused, &out.plan.quantized);
   PlanPath(readers, Op::kFloat8Activations, Path::kFused, &out.plan.float8);
   PlanPath(readers, Op::kGroupedMatmul, Path::kFused, &out.plan.grouped);
+  PlanPath(readers, Op::kGroupedFloat8, Path::kFused, &out.plan.grouped_float8);
   out.plan.dequantize = Best(readers, Op::kDequantize, Path::kFused, 1);
   if (out.plan.matmul.empty() || out.plan.dequantize == nullptr) return out;
   int best = out.plan.matmul.front().row->priority;
@@ -293,6 +294,9 @@ std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo
   }
   for (const PlanEntry& entry : plan.rows.grouped) {
     absl::StrAppend(&out, "; experts M >= ", entry.min_m, ": ", entry.row->name);
+  }
+  for (const PlanEntry& entry : plan.rows.grouped_float8) {
+    absl::StrAppend(&out, "; experts, E4M3 activations M >= ", entry.min_m, ": ", entry.row->name);
   }
   for (const RefusedRow& row : plan.rows.refused) {
     absl::StrAppend(&out, "; refused ", row.name, ": ", row.reason);

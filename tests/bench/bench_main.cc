@@ -186,7 +186,7 @@ bool Serves(const Plan& plan, const KernelRow& row) {
 }
 
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
-  if (row.op == Op::kGroupedMatmul) return;  // takes a stack of weights
+  if (row.grouped != nullptr) return;  // takes a stack of weights
   for (const auto& [k, n] : flags.shapes) {
     const WeightShape shape = {k, n, flags.scheme};
     if (std::string why = WhyNot(row, shape, machine.device().info()); !why.empty()) {
@@ -302,9 +302,11 @@ int Main(int argc, char** argv) {
   }
   if (flags.experts > 0) {
     for (const auto& [hidden, middle] : flags.shapes) {
-      TimeMixture(
-          {flags.experts, flags.top_k, hidden, middle, flags.scheme, flags.x, flags.one_by_one},
-          flags.m, *machine);
+      const bool float8 = flags.x == DType::kE4m3;
+      TimeMixture({flags.experts, flags.top_k, hidden, middle, flags.scheme,
+                   float8 ? DType::kFp16 : flags.x, flags.one_by_one,
+                   float8 ? flags.float8 : ActivationQuantization::kNone},
+                  flags.m, *machine);
     }
     return 0;
   }

@@ -17,6 +17,7 @@ struct MixtureCase {
   QuantizationScheme scheme;
   DType x = DType::kFp16;
   bool one_by_one = false;  // never several experts by one kernel
+  ActivationQuantization quantization = ActivationQuantization::kNone;  // or to E4M3
 };
 
 // Times y = sum over a token's experts of w * down(silu(gate(x)) * up(x)) for each count of tokens,

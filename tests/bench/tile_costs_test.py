@@ -52,7 +52,7 @@ class TileCostsTest(unittest.TestCase):
         arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
         self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
         self.assertEqual(tile_costs.fit(header, {}), header)
-        self.assertEqual(sorted(arrays), ["kExpertTiles", "kFixedOrderTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kIntegerTilesInt8",
+        self.assertEqual(sorted(arrays), ["kExpertTiles", "kExpertTilesE4m3", "kFixedOrderTiles4", "kFreeTiles4", "kFreeTiles8", "kFreeTilesInt8", "kIntegerTilesInt8",
                                            "kTilesE4m3"])
 
 

@@ -39,7 +39,7 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
                    bits});
   }
   for (CodeKind code : {CodeKind::kUnsigned, CodeKind::kE2m1, CodeKind::kE4m3, CodeKind::kTable,
-                        CodeKind::kVector}) {
+                        CodeKind::kVector, CodeKind::kTrellis}) {
     if ((claims.codes & MaskOf(code)) == 0) continue;
     out.push_back(
         {absl::StrCat("codes of kind ", static_cast<int>(code)),
@@ -76,9 +76,11 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
                    },
                    static_cast<int>(group)});
   }
-  // Shapes that every row must serve.
-  out.push_back({"a ragged N", [](const WeightShape& s, int) { return s.n % 8 != 0; }, 0});
-  if (claims.codes != MaskOf(CodeKind::kVector)) {
+  // Shapes that every row must serve, but for codes that are whole blocks.
+  if (claims.codes != MaskOf(CodeKind::kTrellis)) {
+    out.push_back({"a ragged N", [](const WeightShape& s, int) { return s.n % 8 != 0; }, 0});
+  }
+  if ((claims.codes & kElementCodes.codes) != 0) {
     out.push_back({"a short last group",
                    [](const WeightShape& s, int) { return s.k % s.group_rows() != 0; }, 0});
   }
@@ -98,7 +100,8 @@ TEST_P(Claiming, EveryClaimIsReached) {
   const KernelRow& row = *GetParam();
   const DeviceInfo device = DeviceFor(row);
   std::vector<WeightShape> served;
-  for (const Shape& shape : row.op == Op::kFloat8Activations ? Float8Shapes() : Shapes()) {
+  const bool float8 = row.op == Op::kFloat8Activations || row.op == Op::kGroupedFloat8;
+  for (const Shape& shape : float8 ? Float8Shapes() : Shapes()) {
     const WeightShape facts = ShapeOf(MakeWeight(shape, Scales::kOrdinary, false, 7));
     if (WhyNot(row, facts, device).empty()) served.push_back(facts);
   }

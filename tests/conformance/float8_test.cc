@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/reference.h"
-#include "kernels/exact.h"
 #include "tests/conformance/cases.h"
+#include "tests/conformance/float8_oracle.h"
 #include "tests/testing/matchers.h"
 
 namespace awqd::testing {
@@ -19,86 +19,19 @@ namespace {
 
 using enum ActivationQuantization;
 
-constexpr int64_t kBlock = 128;
-
-// The nearest E4M3, found among all; of two the one with an even code.
-float Nearest(float value) {
-  float best = 0;
-  bool even = true;
-  for (int code = 0; code < 0x7f; ++code) {
-    const float magnitude = E4m3ToFloat(static_cast<uint8_t>(code));
-    const double here = std::abs(static_cast<double>(magnitude) - std::abs(value));
-    const double there = std::abs(static_cast<double>(best) - std::abs(value));
-    if (here < there || (here == there && !even)) best = magnitude, even = code % 2 == 0;
-  }
-  return std::copysign(best, value);
-}
-
 TEST(Float8Test, RoundsToTheNearest) {
   for (int code = 0; code < 0x7e; ++code) {
     const float low = E4m3ToFloat(static_cast<uint8_t>(code));
     const float high = E4m3ToFloat(static_cast<uint8_t>(code + 1));
     const float middle = (low + high) / 2;
     for (float value : {low, middle, std::nextafter(middle, 0.0f), std::nextafter(middle, high)}) {
-      EXPECT_EQ(E4m3ToFloat(FloatToE4m3(value)), Nearest(value)) << value;
-      EXPECT_EQ(E4m3ToFloat(FloatToE4m3(-value)), -Nearest(value)) << value;
+      EXPECT_EQ(E4m3ToFloat(FloatToE4m3(value)), NearestE4m3(value)) << value;
+      EXPECT_EQ(E4m3ToFloat(FloatToE4m3(-value)), -NearestE4m3(value)) << value;
     }
   }
   EXPECT_EQ(FloatToE4m3(464), 0x7e);
   EXPECT_EQ(FloatToE4m3(-std::numeric_limits<float>::infinity()), 0xfe);
   EXPECT_EQ(FloatToE4m3(std::numeric_limits<float>::quiet_NaN()) & 0x7f, 0x7f);
-}
-
-// x' of a token: times the factor, transformed, by stored rows.
-std::vector<float> Staged(const HostWeight& weight, const std::vector<uint8_t>& x, DType dtype,
-                          int64_t m) {
-  std::vector<float> by_feature(weight.k), out(weight.k);
-  for (int64_t k = 0; k < weight.k; ++k) {
-    by_feature[k] = GetElement(x, dtype, m * weight.k + k);
-    if (!weight.factor.empty()) by_feature[k] *= weight.factor[k];
-  }
-  for (int64_t k = 0; k < weight.k && weight.hadamard.size > 0; k += weight.hadamard.size) {
-    TransformBlock(weight.hadamard, by_feature.data() + k);
-  }
-  for (int64_t i = 0; i < weight.k; ++i) {
-    out[i] = by_feature[weight.order.empty() ? i : weight.order[i]];
-  }
-  return out;
-}
-
-std::vector<float> Rounded(const HostWeight& weight, const std::vector<uint8_t>& x, DType dtype,
-                           int64_t rows, const Quantized& how) {
-  std::vector<float> out;
-  for (int64_t m = 0; m < rows; ++m) {
-    const std::vector<float> token = Staged(weight, x, dtype, m);
-    const int64_t step = how.how == kFloat8PerBlock ? kBlock : weight.k;
-    for (int64_t begin = 0; begin < weight.k; begin += step) {
-      const int64_t end = std::min(begin + step, weight.k);
-      float scale = 0;
-      for (int64_t i = begin; i < end; ++i) scale = std::max(scale, std::abs(token[i]));
-      scale = how.scales.empty() ? scale / 448 : how.scales[m];
-      if (scale == 0) scale = 1;
-      for (int64_t i = begin; i < end; ++i) out.push_back(Nearest(token[i] / scale) * scale);
-    }
-  }
-  return out;
-}
-
-// The product of numbers that stand as the weight's stored rows do.
-std::vector<double> Definition(HostWeight weight, const std::vector<float>& x,
-                               ActivationFunction activation) {
-  weight.order.clear();
-  weight.factor.clear();
-  weight.hadamard = {};
-  const int64_t rows = static_cast<int64_t>(x.size()) / weight.k;
-  return ReferenceProduct(weight, {.x = {x.data(), DType::kFp32, rows, weight.k},
-                                   .bias = weight.bias.empty() ? nullptr : weight.bias.data(),
-                                   .activation = activation});
-}
-
-// E4M3 tensor cores keep some 14 bits of the sums of a step: up to 2.2e-4 was seen (H200).
-double Tolerance(const KernelRow& row, DType out, DType in) {
-  return row.op == Op::kFloat8Activations && out == DType::kFp32 ? 3e-4 : ProductTolerance(out, in);
 }
 
 class Float8Conformance : public Conformance {
@@ -126,11 +59,44 @@ TEST_P(Float8Conformance, MatchesTheDefinition) {
         const Product product = bench.Run(x, in, DType::kFp32, m, m == 33 ? 3 : 1,
                                           ActivationFunction::kNone, quantized);
         EXPECT_EQ(product.ran, &row());
-        const std::vector<double> want =
-            Definition(weight, Rounded(weight, x, in, m, quantized), ActivationFunction::kNone);
-        EXPECT_LE(FrobeniusError(product.y, DType::kFp32, want), Tolerance(row(), DType::kFp32, in))
+        const std::vector<double> want = ProductOfStaged(
+            weight, RoundToE4m3(weight, x, in, m, quantized), ActivationFunction::kNone);
+        EXPECT_LE(FrobeniusError(product.y, DType::kFp32, want),
+                  Float8Tolerance(row(), DType::kFp32, in))
             << Name(in) << " M " << m << " how " << static_cast<int>(how);
       }
+    }
+  }
+}
+
+// E4M3 of the caller, with a scale for each token or for each block.
+TEST_P(Float8Conformance, WhatTheCallerHasRounded) {
+  const HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, true, 57);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  if ((row().inputs & MaskOf(DType::kFp32)) == 0) GTEST_SKIP() << "takes no FP32";
+  Bench bench(row(), prepared_);
+  constexpr int64_t kBlock = 128;
+  for (ActivationQuantization how : {kFloat8Static, kFloat8PerBlock}) {
+    const int64_t step = how == kFloat8PerBlock ? kBlock : weight.k;
+    for (int64_t m : Counts()) {
+      std::mt19937 random(static_cast<uint32_t>(m));
+      Quantized quantized = {.how = how, .scales = {}};
+      std::vector<uint8_t> codes;
+      std::vector<float> numbers;
+      for (int64_t i = 0; i < m * weight.k; ++i) {
+        if (i % weight.k % step == 0) {
+          quantized.scales.push_back(0.001f * static_cast<float>(1 + random() % 50));
+        }
+        codes.push_back(static_cast<uint8_t>(random() % 0x7f | random() % 2 << 7));
+        numbers.push_back(E4m3ToFloat(codes.back()) * quantized.scales.back());
+      }
+      const Product product =
+          bench.Run(codes, DType::kE4m3, DType::kFp32, m, 1, ActivationFunction::kNone, quantized);
+      EXPECT_EQ(product.ran, &row());
+      EXPECT_LE(FrobeniusError(product.y, DType::kFp32,
+                               ProductOfStaged(weight, numbers, ActivationFunction::kNone)),
+                Float8Tolerance(row(), DType::kFp32, DType::kFp32))
+          << "M " << m << " how " << static_cast<int>(how);
     }
   }
 }
@@ -156,8 +122,8 @@ TEST_P(Float8Conformance, OrderFactorTransformAndActivationFunction) {
       for (ActivationQuantization how : {kFloat8PerToken, kFloat8PerBlock}) {
         const Product product =
             bench.Run(x, in, DType::kFp16, rows, 1, ActivationFunction::kSilu, {.how = how});
-        const std::vector<double> want = Definition(
-            weight, Rounded(weight, x, in, rows, {.how = how}), ActivationFunction::kSilu);
+        const std::vector<double> want = ProductOfStaged(
+            weight, RoundToE4m3(weight, x, in, rows, {.how = how}), ActivationFunction::kSilu);
         EXPECT_LE(FrobeniusError(product.y, DType::kFp16, want), ProductTolerance(DType::kFp16, in))
             << "order " << order << " factor " << factor << " transform " << transform;
       }

@@ -1,14 +1,20 @@
 // Every row of grouped products against the definition in double, expert by expert, on the device
 // that AWQD_TEST_DEVICE names: counts of experts, rows of each, types, biases, activation
-// functions.
+// functions, activations that are rounded to E4M3.
+#include <cstring>
+#include <functional>
+#include <optional>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/base/math.h"
 #include "kernels/cpu/reference.h"
+#include "kernels/exact.h"
 #include "kernels/plan/plan.h"
+#include "kernels/steps.h"
 #include "tests/conformance/cases.h"
+#include "tests/conformance/float8_oracle.h"
 #include "tests/testing/guarded_buffer.h"
 #include "tests/testing/matchers.h"
 
@@ -71,7 +77,8 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
 
   std::vector<uint8_t> Run(const std::vector<uint8_t>& x, DType in, DType out,
                            absl::Span<const int64_t> ends, ActivationFunction activation,
-                           const float* bias = nullptr) {
+                           const float* bias = nullptr, const Quantized& quantized = {},
+                           const std::function<void(GroupedArgs*)>& change = nullptr) {
     const int64_t rows = ends.back();
     const auto stacks = static_cast<int64_t>(experts_.size() / ends.size());
     const GuardedBuffer tokens = Filled(x);
@@ -83,6 +90,14 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
                         .y = {y.data(), out, stacks * rows, kN},
                         .bias = bias,
                         .activation = activation};
+    std::optional<GuardedBuffer> scales;
+    args.quantization = quantized.how;
+    if (!quantized.scales.empty()) {
+      const auto* const bytes = reinterpret_cast<const uint8_t*>(quantized.scales.data());
+      scales.emplace(Filled({bytes, bytes + quantized.scales.size() * sizeof(float)}));
+      args.scales = static_cast<const float*>(scales->data());
+    }
+    if (change != nullptr) change(&args);
     EXPECT_EQ(GroupedRow(args), &row());
     const std::string table = row().grouped_table(args);
     const GuardedBuffer there = Filled({table.begin(), table.end()});
@@ -186,6 +201,68 @@ TEST_P(GroupedTest, ResultsOfASecondStackFollow) {
   }
 }
 
+// Rows of the experts whose ends the device alone reads, and rows of none behind them.
+TEST_P(GroupedTest, ATableOfTheDevice) {
+  constexpr int64_t kExperts = 9, kSpare = 7;  // a multiple of 3: stacks have the same experts
+  MakeExperts(2 * kExperts);
+  std::vector<uint8_t> parts(experts_.size() * sizeof(ExpertParts));
+  for (size_t e = 0; e < experts_.size(); ++e) {
+    const ExpertParts own = {experts_[e]->codes(), experts_[e]->outer(), experts_[e]->bias()};
+    std::memcpy(parts.data() + e * sizeof(own), &own, sizeof(own));
+  }
+  const GuardedBuffer parts_there = Filled(parts);
+  const auto* const of_experts = static_cast<const ExpertParts*>(parts_there.data());
+  const int64_t rows = std::max<int64_t>(5, row().min_m) * kExperts, all = rows + kSpare;
+  const auto x = RandomMatrix(all, k_, DType::kFp16, 8);
+  const GuardedBuffer tokens = Filled(x);
+  for (const Deal deal : {Deal::kEven, Deal::kRagged, Deal::kAllToOne, Deal::kNoneToMost}) {
+    for (const int64_t stacks : {1, 2}) {
+      SCOPED_TRACE(absl::StrCat(stacks, " stacks, deal ", static_cast<int>(deal)));
+      const std::vector<int64_t> ends = Ends(deal, kExperts, rows, &random_);
+      std::vector<uint8_t> ends_bytes(kExperts * 4);
+      for (int64_t e = 0; e < kExperts; ++e) {
+        const auto end = static_cast<int32_t>(ends[e]);
+        std::memcpy(ends_bytes.data() + 4 * e, &end, 4);
+      }
+      const GuardedBuffer ends_there = Filled(ends_bytes);
+      const GuardedBuffer y = GuardedBuffer::Create(TestDevice(), stacks * all * kN * 4).value();
+      GroupedArgs args = {.experts = absl::MakeConstSpan(experts_).first(stacks),
+                          .x = {tokens.data(), DType::kFp16, all, k_},
+                          .y = {y.data(), DType::kFp32, stacks * all, kN},
+                          .device_experts = kExperts};
+      ASSERT_EQ(GroupedRow(args), &row());
+      const GuardedBuffer table =
+          GuardedBuffer::Create(TestDevice(), GroupedTableBytes(args)).value();
+      const GuardedBuffer workspace =
+          GuardedBuffer::CreateScratch(TestDevice(), GroupedWorkspaceBytes(args, row())).value();
+      ASSERT_THAT(MakeGroupedTable({.product = &args,
+                                    .tile = row().grouped_tile(args),
+                                    .ends = static_cast<const int32_t*>(ends_there.data()),
+                                    .parts = {of_experts, of_experts + kExperts},
+                                    .table = table.data()},
+                                   TestDevice(), stream_->view()),
+                  IsOk());
+      ASSERT_THAT(stream_->Synchronize(), IsOk());  // products read tables early
+      args.table = table.data();
+      args.workspace = workspace.data();
+      ASSERT_THAT(GroupedMatmul(args, row(), stream_->view()), IsOk());
+      ASSERT_THAT(stream_->Synchronize(), IsOk());
+      for (const GuardedBuffer* buffer : {&y, &table, &workspace}) {
+        EXPECT_THAT(buffer->CheckBands(), IsOk());
+      }
+      const std::vector<uint8_t> got = y.Read().value();
+      const auto want = Want(x, DType::kFp16, ends, ActivationFunction::kNone);
+      for (int64_t stack = 0; stack < stacks; ++stack) {
+        const auto begin = got.begin() + stack * all * kN * 4, end = begin + rows * kN * 4;
+        EXPECT_LE(FrobeniusError({begin, end}, DType::kFp32, want),
+                  ProductTolerance(DType::kFp32, DType::kFp16));
+        const std::vector<uint8_t> spare(end, end + kSpare * kN * 4);
+        EXPECT_EQ(spare, std::vector<uint8_t>(spare.size(), GuardedBuffer::kPoison));
+      }
+    }
+  }
+}
+
 // Whatever the other rows and the tile are.
 TEST_P(GroupedTest, ARowHasTheSameBitsAmongAnyOthers) {
   if (!row().batch_invariant) GTEST_SKIP() << "the row does not say so";
@@ -252,6 +329,126 @@ TEST_P(GroupedTest, WhatItDoesNotTake) {
   EXPECT_EQ(GroupedRow(args(first)), &row()) << "of an expert without rows nothing is asked";
 }
 
+// Rows of E4M3 activations, and those of floating ones, which multiply the rounded numbers.
+class GroupedFloat8Test : public GroupedTest {};
+
+TEST_P(GroupedFloat8Test, MatchesTheDefinition) {
+  using enum ActivationQuantization;
+  for (int64_t experts : {1, 8, 64}) {
+    MakeExperts(experts);
+    for (const auto& [deal, rows] : {std::pair{Deal::kRagged, 5 * experts + 3},
+                                     {Deal::kRagged, int64_t{300}},
+                                     {Deal::kEven, 20 * experts},
+                                     {Deal::kRagged, int64_t{1900}},
+                                     {Deal::kAllToOne, int64_t{37}},
+                                     {Deal::kNoneToMost, int64_t{461}}}) {
+      const std::vector<int64_t> ends = Ends(deal, experts, rows, &random_);
+      if (!Takes(ends)) continue;
+      for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+        const auto x = RandomMatrix(rows, k_, in, rows);
+        for (ActivationQuantization how : {kFloat8PerToken, kFloat8PerBlock, kFloat8Static}) {
+          SCOPED_TRACE(absl::StrCat(experts, " experts, ", rows, " rows, ", Name(in), ", how ",
+                                    static_cast<int>(how)));
+          Quantized quantized = {.how = how, .scales = {}};
+          for (int64_t m = 0; how == kFloat8Static && m < rows; ++m) {
+            quantized.scales.push_back(0.005f * (1 + m % 3));
+          }
+          const auto run = [&] {
+            return Run(x, in, DType::kFp32, ends, ActivationFunction::kNone, nullptr, quantized);
+          };
+          const auto y = run();
+          const std::vector<float> rounded = RoundToE4m3(hosts_[0], x, in, rows, quantized);
+          std::vector<double> want;
+          int64_t begin = 0;
+          for (size_t e = 0; e < ends.size(); begin = ends[e++]) {
+            if (ends[e] == begin) continue;
+            const auto part = ProductOfStaged(
+                hosts_[e % 3], {rounded.begin() + begin * k_, rounded.begin() + ends[e] * k_},
+                ActivationFunction::kNone);
+            want.insert(want.end(), part.begin(), part.end());
+          }
+          EXPECT_LE(FrobeniusError(y, DType::kFp32, want),
+                    Float8Tolerance(row(), DType::kFp32, in));
+          EXPECT_EQ(FirstDifference(run(), y), -1) << "run again";
+        }
+      }
+    }
+  }
+}
+
+// The prologue gathers rows as a step of its own would.
+TEST_P(GroupedFloat8Test, GathersRows) {
+  MakeExperts(3);
+  const int64_t each = std::max<int64_t>(21, row().min_m), rows = 3 * each, tokens = 40;
+  const std::vector<int64_t> ends = {each - 2, 2 * each + 1, rows};
+  const auto x = RandomMatrix(tokens, k_, DType::kFp16, 7);
+  std::vector<uint8_t> gathered, indices(rows * 4);
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto from = static_cast<int32_t>(i * 7 % tokens);
+    std::memcpy(&indices[i * 4], &from, 4);
+    gathered.insert(gathered.end(), x.begin() + from * k_ * 2, x.begin() + (from + 1) * k_ * 2);
+  }
+  const GuardedBuffer all = Filled(x), sources = Filled(indices);
+  for (ActivationQuantization how :
+       {ActivationQuantization::kFloat8PerToken, ActivationQuantization::kFloat8PerBlock}) {
+    const auto run = [&](const std::function<void(GroupedArgs*)>& change) {
+      return Run(gathered, DType::kFp16, DType::kFp32, ends, ActivationFunction::kNone, nullptr,
+                 {.how = how, .scales = {}}, change);
+    };
+    const auto y = run([&](GroupedArgs* args) {
+      args->x = {all.data(), DType::kFp16, tokens, k_};
+      args->gather = static_cast<const int32_t*>(sources.data());
+    });
+    EXPECT_EQ(FirstDifference(y, run(nullptr)), -1);
+  }
+}
+
+// The prologue computes the middle of a gated MLP from FP32, or from 16 bits times NarrowFactor.
+TEST_P(GroupedFloat8Test, ComputesTheMiddleOfAGatedMlp) {
+  if (row().input_form == InputForm::kAny) GTEST_SKIP() << "its sums have no factor";
+  MakeExperts(3);
+  const int64_t each = std::max<int64_t>(21, row().min_m), rows = 3 * each;
+  const std::vector<int64_t> ends = {each - 2, 2 * each + 1, rows};
+  for (DType in : {DType::kFp32, DType::kFp16, DType::kBf16}) {
+    const auto gate = RandomMatrix(rows, k_, in, 8), up = RandomMatrix(rows, k_, in, 9);
+    std::vector<uint8_t> middle(rows * k_ * 4);
+    for (int64_t i = 0; i < rows * k_; ++i) {
+      const float whole = 1 / NarrowFactor(in);
+      SetElement(&middle, DType::kFp32, i,
+                 GateFloat(ActivationFunction::kSilu, {}, GetElement(gate, in, i) * whole,
+                           GetElement(up, in, i) * whole));
+    }
+    const GuardedBuffer gates = Filled(gate), ups = Filled(up);
+    const GateArgs step = {.gate = gates.data(),
+                           .up = ups.data(),
+                           .count = rows * k_,
+                           .activation = ActivationFunction::kSilu,
+                           .cols = k_,
+                           .dtype = in};
+    for (ActivationQuantization how :
+         {ActivationQuantization::kFloat8PerToken, ActivationQuantization::kFloat8PerBlock}) {
+      const auto run = [&](const std::function<void(GroupedArgs*)>& change) {
+        return Run(middle, DType::kFp32, DType::kFp32, ends, ActivationFunction::kNone, nullptr,
+                   {.how = how, .scales = {}}, change);
+      };
+      const auto y = run([&](GroupedArgs* args) {
+        args->gate = &step;
+        args->sums_factor = 0.25f;
+      });
+      std::vector<double> want = Doubles(run(nullptr));
+      const auto& bias = [&](int64_t m) -> const std::vector<float>& {
+        return hosts_[m < ends[0] ? 0 : m < ends[1] ? 1 : 2].bias;
+      };
+      for (int64_t i = 0; i < rows * kN; ++i) {
+        const double b = bias(i / kN)[i % kN];
+        want[i] = (want[i] - b) * 0.25 + b;
+      }
+      // exp differs by a last place from the host's, after which a code may round to the next.
+      EXPECT_LE(FrobeniusError(y, DType::kFp32, want), 1e-3) << Name(in);
+    }
+  }
+}
+
 std::string NameOf(const ::testing::TestParamInfo<GroupedTest::ParamType>& info) {
   return absl::StrCat(TestName(*std::get<0>(info.param)), "_", Plain(std::get<1>(info.param)));
 }
@@ -267,6 +464,20 @@ INSTANTIATE_TEST_SUITE_P(
                                          "w4g32o:fp32+fp32", "w5g32o:fp32+fp32", "w6g16s+fp32",
                                          "iq2_xxs", "iq2_s*t", "iq3_s", "iq1_m")),
     NameOf);
+
+std::vector<const KernelRow*> RowsOfFloat8() {
+  std::vector<const KernelRow*> out = RowsOf(Op::kGroupedFloat8);
+  for (const KernelRow* row : RowsOf(Op::kGroupedMatmul)) out.push_back(row);
+  return out;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GroupedFloat8Test);
+INSTANTIATE_TEST_SUITE_P(Rows, GroupedFloat8Test,
+                         ::testing::Combine(::testing::ValuesIn(RowsOfFloat8()),
+                                            ::testing::Values("w4g128z", "e4m3c+fp32", "e4m3t+fp32",
+                                                              "e4m3g128+bf16", "e4m3b128x128+fp32",
+                                                              "e2m1g32+e8m0")),
+                         NameOf);
 
 }  // namespace
 }  // namespace awqd::testing

@@ -481,6 +481,76 @@ TEST_F(StepsTest, TokensAreGated) {
   }
 }
 
+TEST_F(StepsTest, ChoicesAreSortedByExpert) {
+  for (const auto& [choices, top_k, experts] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                                {8, 8, 256},
+                                                {31, 1, 3},
+                                                {33, 3, 5},
+                                                {1024, 4, 8},
+                                                {5000, 2, 300},
+                                                {70000, 7, 17}}) {
+    // Some are of no expert.
+    std::vector<int32_t> ids = RandomRows(choices, experts + 2);
+    for (int32_t& id : ids) id = id == experts + 1 ? -1 : id;
+    if (choices == 31) std::fill(ids.begin(), ids.end(), 77);
+    std::vector<int32_t> ends, tokens, rows(choices, -1);
+    for (int64_t e = 0; e < experts; ++e) {
+      for (int64_t i = 0; i < choices; ++i) {
+        if (ids[i] != e) continue;
+        rows[i] = static_cast<int32_t>(tokens.size());
+        tokens.push_back(static_cast<int32_t>(i / top_k));
+      }
+      ends.push_back(static_cast<int32_t>(tokens.size()));
+    }
+    tokens.resize(choices);
+    const GuardedBuffer from = Filled(BytesOf(ids));
+    const auto room = [&](int64_t count) {
+      return GuardedBuffer::Create(device_, count * 4).value();
+    };
+    const GuardedBuffer got_ends = room(experts), got_tokens = room(choices),
+                        got_rows = room(choices);
+    const SortArgs args = {.ids = static_cast<const int32_t*>(from.data()),
+                           .choices = choices,
+                           .top_k = top_k,
+                           .experts = experts,
+                           .ends = static_cast<int32_t*>(got_ends.data()),
+                           .tokens = static_cast<int32_t*>(got_tokens.data()),
+                           .rows = static_cast<int32_t*>(got_rows.data())};
+    EXPECT_EQ(Take(SortChoices(args, device_, stream_->view()), got_ends), BytesOf(ends))
+        << choices;
+    EXPECT_EQ(Take(absl::OkStatus(), got_tokens), BytesOf(tokens)) << choices;
+    EXPECT_EQ(Take(absl::OkStatus(), got_rows), BytesOf(rows)) << choices;
+  }
+}
+
+TEST_F(StepsTest, CombineLeavesOutRowsBelowZero) {
+  constexpr int64_t kIn = 9, kCount = 700;
+  for (int64_t cols : {3, 512}) {  // in few threads, and four columns to a thread
+    const Bytes in = RandomMatrix(kIn, cols, DType::kFp32, 3);
+    std::vector<int32_t> rows = RandomRows(kCount * 2, kIn + 3);
+    for (int32_t& row : rows) row = row < kIn ? row : -1;
+    rows[0] = rows[1] = -1;
+    const GuardedBuffer from = Filled(in), order = Filled(BytesOf(rows));
+    const GuardedBuffer y = GuardedBuffer::Create(device_, kCount * cols * 4).value();
+    const CombineArgs args = {.in = from.data(),
+                              .cols = cols,
+                              .rows = static_cast<const int32_t*>(order.data()),
+                              .count = kCount,
+                              .terms = 2,
+                              .y = y.data(),
+                              .y_dtype = DType::kFp32};
+    Bytes want(y.size());
+    for (int64_t i = 0; i < kCount * cols; ++i) {
+      float sum = 0;
+      for (int64_t j = i / cols * 2; j < i / cols * 2 + 2; ++j) {
+        if (rows[j] >= 0) sum += GetElement(in, DType::kFp32, rows[j] * cols + i % cols);
+      }
+      SetElement(&want, DType::kFp32, i, sum);
+    }
+    EXPECT_EQ(Take(CombineRows(args, device_, stream_->view()), y), want) << cols;
+  }
+}
+
 TEST_F(StepsTest, NothingToDoSucceeds) {
   EXPECT_THAT(GateTokens({}, device_, stream_->view()), IsOk());
   EXPECT_THAT(GatherRows({}, device_, stream_->view()), IsOk());

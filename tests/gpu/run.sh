@@ -140,7 +140,7 @@ part_conformance() {
 # Calls whose goldens are weights of the request, through a server of their own.
 part_calls() {
   local name
-  for name in blocks_e2e_test experts_e2e_test kv_e2e_test quantized_activations_e2e_test fp8_activations_e2e_test gpu_device_memory_test gpu_library_test; do
+  for name in blocks_e2e_test experts_e2e_test kv_e2e_test quantized_activations_e2e_test fp8_activations_e2e_test gpu_device_memory_test gpu_lease_test gpu_library_test; do
     run_test "$name" AWQD_TEST_DATA="$root/tests/data" AWQD_TEST_BIN="$bin"
   done
 }
@@ -345,7 +345,7 @@ write_models() {
   for demo in "$root"/tests/data/*/*/{config.json,*.gguf}; do
     demo=$(dirname "$demo")
     name=$(basename "$(dirname "$demo")").$(basename "$demo")
-    [[ $name == awq.* || -e $models/$name ]] || cp -r "$demo" "$models/$name"  # two files: parts of one
+    [[ $name == awq.* || $name == lora.* || -e $models/$name ]] || cp -r "$demo" "$models/$name"  # two files: parts of one
   done
   for demo in "$root"/tests/data/*/*.gguf; do  # a file that is a model by itself
     name=$(basename "$(dirname "$demo")").$(basename "$demo" .gguf)

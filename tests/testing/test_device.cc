@@ -34,6 +34,7 @@ std::string TestName(const KernelRow& row) {
                                  : row.op == Op::kIntegerMatmul        ? "integers"
                                  : row.op == Op::kQuantizedActivations ? "quantized"
                                  : row.op == Op::kGroupedMatmul        ? "grouped"
+                                 : row.op == Op::kGroupedFloat8        ? "grouped_float8"
                                                                        : Name(row.path);
   std::string out = absl::StrCat(row.name, "_", work);
   for (char& c : out) {
@@ -49,7 +50,8 @@ std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
     const bool reads_any = row.layout == nullptr && row.priority >= 0;
     const bool same_layout = reads_any || other->layout == row.layout || other->layout == nullptr;
     // Rows of kMatmul multiply activations that were rounded to E4M3 too, where no other does.
-    const bool instead = row.op == Op::kMatmul && other->op == Op::kFloat8Activations;
+    const bool instead = (row.op == Op::kMatmul && other->op == Op::kFloat8Activations) ||
+                         (row.op == Op::kGroupedMatmul && other->op == Op::kGroupedFloat8);
     if (other->op != row.op && other->device == row.device && same_layout && !instead) {
       out.push_back(other);
     }

@@ -2,6 +2,7 @@
 // FP32 sums. It also brings the rows of a decoded block into the order of in-features.
 //
 // Both stream through memory once, one element per thread and step, coalesced along columns.
+#include "kernels/cuda/common/grouped.h"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
@@ -63,10 +64,11 @@ absl::Status ReorderRows(const ReorderArgs& args, Device& device, StreamView str
 namespace awqd {
 
 const Steps& CudaSteps() {
-  static const Steps steps = {cuda::TransformRows, cuda::NeedsNoPrologue, cuda::PrologueBytes,
-                              cuda::RunPrologue,   cuda::RunEpilogue,     cuda::ReorderRows,
-                              cuda::GatherRows,    cuda::MultiplyByUp,    cuda::GateTokens,
-                              cuda::CombineRows};
+  static const Steps steps = {
+      cuda::TransformRows,      cuda::NeedsNoPrologue, cuda::PrologueBytes, cuda::RunPrologue,
+      cuda::RunEpilogue,        cuda::ReorderRows,     cuda::GatherRows,    cuda::MultiplyByUp,
+      cuda::GateTokens,         cuda::CombineRows,     cuda::SortChoices,   cuda::MakeGroupedTable,
+      sizeof(cuda::GroupedTile)};
   return steps;
 }
 

@@ -52,6 +52,36 @@ AWQD_HD Pairs E2m1ToBf16(uint32_t word) {
   return out;
 }
 
+// The E4M3 codes of the eight magnitudes of E2M1, times a power of two.
+struct E4m3Table {
+  uint32_t below_two, from_two;
+};
+
+// The power of two is `scale`, FP16, over kE2m1UnitE4m3. E4M3 holds the products exactly where the
+// scale is in [2^-4, 2^7]; larger ones, and infinities and NaNs, give NaN.
+inline constexpr float kE2m1UnitE4m3 = 2;
+inline constexpr int kE2m1OctavesE4m3 = 11;
+AWQD_HD E4m3Table E2m1TableOf(uint32_t scale) {
+  constexpr uint32_t kTop = 22 << 10, kNans = 0x7f7f7f7f;  // 2^7 in FP16
+  const uint32_t half = ((scale >> 10) - 10) * 8;          // the code of 0.5
+  if (scale > kTop) return {kNans, kNans};
+  return {half * 0x01010100 + 0x0c080000, half * 0x01010101 + 0x1c181410};
+}
+
+// Eight codes, four of row lane / 4 to out[0] and four of row lane / 4 + 8 to out[1]
+// (integers.h).
+AWQD_HD void E2m1ToE4m3(uint32_t word, const E4m3Table& low, const E4m3Table& high, uint32_t* out) {
+  constexpr uint32_t kByteSigns = 0x80808080;
+  const uint32_t first = word & 0x77777777, second = first >> 16;
+  const auto look_up = [](const E4m3Table& table, uint32_t four) {
+    return Prmt(table.below_two, table.from_two, four);
+  };
+  const uint32_t lower = Prmt(look_up(low, first), look_up(low, second), 0x6420);
+  const uint32_t upper = Prmt(look_up(high, first), look_up(high, second), 0x7531);
+  out[0] = Lop3<kAndOr>(word << 4, kByteSigns, lower);
+  out[1] = Lop3<kAndOr>(word, kByteSigns, upper);
+}
+
 // ---- E4M3 --------------------------------------------------------------------------------------
 
 // 256ths of the codes in the upper bytes of `pair`'s halves. Adding one to a magnitude carries into

@@ -38,6 +38,10 @@ std::string GroupedTiles(const GroupedArgs& args, int64_t tokens) {
 }
 
 int64_t GroupedTileCount(const GroupedArgs& args, int64_t tokens) {
+  if (args.device_experts > 0) {
+    // The last tile of each expert may have a single row.
+    return (args.rows() + args.active() * (tokens - 1)) / tokens * args.stacks();
+  }
   int64_t count = 0, begin = 0;
   for (const int64_t end : args.ends) {
     count += CeilDiv(end - begin, tokens);

@@ -367,9 +367,10 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
          .wide = RowsOnSixteenBytes(x) && stride % kIntegerRun == 0 && args.order == nullptr},
         x.rows, stream);
   }
+  const int64_t rows = args.count > 0 ? args.count : x.rows;
   const auto scales_at = [&](int64_t element) {
     return reinterpret_cast<float*>(static_cast<char*>(args.out) +
-                                    RoundUp(x.rows * stride * element, 256));
+                                    RoundUp(rows * stride * element, 256));
   };
   if (IsFloat8(args.quantization)) {
     return RunPrologueFloat8(

@@ -1,6 +1,8 @@
 // Device code that the prologues share: elements of x', runs of 16 of them, the largest of a row.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include <cstdint>
 
 #include "kernels/cuda/common/integers.h"
@@ -12,6 +14,12 @@ namespace {
 
 constexpr int kMostRunThreads = 1024;
 constexpr int kInfinityBits = 0x7f800000;
+
+__device__ __forceinline__ float CodeToFloat(uint32_t e4m3) {
+  const __half_raw half =
+      __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(e4m3 & 0xff), __NV_E4M3);
+  return Fp16ToFloat(half.x);
+}
 
 // Element i of a row of x', in FP32.
 struct Reader {
@@ -27,6 +35,8 @@ struct Reader {
     float value;
     if (dtype == DType::kFp32) {
       value = static_cast<const float*>(x)[at];
+    } else if (dtype == DType::kE4m3) {
+      value = CodeToFloat(static_cast<const uint8_t*>(x)[at]);
     } else {
       const uint16_t bits = static_cast<const uint16_t*>(x)[at];
       value = dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
@@ -58,6 +68,13 @@ __device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t fi
     return;
   }
   const int64_t at = row * x.k + first;
+  if (x.dtype == DType::kE4m3) {
+    const uint4 run = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(x.x) + at);
+    const uint32_t words[4] = {run.x, run.y, run.z, run.w};
+#pragma unroll
+    for (int i = 0; i < kIntegerRun; ++i) v[i] = CodeToFloat(words[i / 4] >> (i % 4 * 8));
+    return;
+  }
   if (x.dtype == DType::kFp32) {
     const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(x.x) + at);
 #pragma unroll

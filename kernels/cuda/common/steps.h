@@ -21,6 +21,8 @@ absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView strea
 absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream);
 absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView stream);
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream);
+absl::Status SortChoices(const SortArgs& args, Device& device, StreamView stream);
+absl::Status MakeGroupedTable(const GroupedTableArgs& args, Device& device, StreamView stream);
 
 // The prologue of activations that are rounded to E4M3. `scales`: Float8ScalesBytes with
 // kTensorCoreFloat8, else one for each row.

@@ -93,7 +93,8 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
     case CodeKind::kTable:
       return LaunchHalves<CodeKind::kTable, 4>(p, tile, x, device, stream);
     case CodeKind::kUnsigned:
-    case CodeKind::kVector:  // never in records
+    case CodeKind::kVector:  // never in records, as the next
+    case CodeKind::kTrellis:
       break;
   }
   return ForBits(shape.scheme.bits, [&]<int kBits>() {

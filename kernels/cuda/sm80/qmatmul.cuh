@@ -63,6 +63,12 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
   LaunchDependents();
   int64_t first_token;
   const QMatmulParams p = ParamsOfBlock<Config, kGrouped>(params, &first_token);
+  if constexpr (kGrouped) {
+    if (first_token >= p.m) {
+      WaitForEarlierKernels();  // a later kernel waits for this one alone
+      return;
+    }
+  }
   const int64_t tile = blockIdx.x / p.splits;
   // The number of this thread's consumer. Through a shuffle, so that the compiler knows that a
   // whole warp has the same.

@@ -26,6 +26,10 @@ const WeightShape& ShapeOf(const GroupedArgs& args) { return args.experts.front(
 MatmulTile TileOf(const GroupedArgs& args) {
   const DeviceInfo& device = args.experts.front()->device->info();
   const WeightShape& shape = ShapeOf(args);
+  // Many experts have more rows than the average, and the device alone knows how many.
+  if (args.device_experts > 0) {
+    return ChooseGroupedTile(shape, 2 * CeilDiv(args.rows(), args.active()), device);
+  }
   const int64_t experts = args.active() * args.stacks();
   MatmulTile tile = ChooseGroupedTile(shape, CeilDiv(args.rows(), args.active()), device);
   while (4 * GroupedTileCount(args, tile.tokens) > 5 * experts) {
@@ -91,6 +95,7 @@ const KernelRow& QMatmulGrouped() {
       .priority = 10,
       .refuses = [](const WeightShape& shape, const DeviceInfo&) { return RefusesExperts(shape); },
       .grouped_table = Table,
+      .grouped_tile = [](const GroupedArgs& args) { return int64_t{TileOf(args).tokens}; },
       .grouped = Run,
   };
   return row;

@@ -219,6 +219,7 @@ __global__ __launch_bounds__(kProductThreads) void ProductKernel(ProductParams p
     GroupedTile tile = p.whole;
     if (p.tiles != nullptr) {
       tile = p.tiles[i];
+      if (tile.first_token >= tile.end_token) continue;
     } else {
       tile.first_token = i * kTokens;
     }
@@ -347,18 +348,20 @@ const KernelRow& VectorsMatmulRow() {
 }
 
 const KernelRow& VectorsGroupedRow() {
-  static const KernelRow row = {.name = "sm80/vectors_grouped",
-                                .op = Op::kGroupedMatmul,
-                                .device = DeviceKind::kCuda,
-                                .claims = kVectorCodes,
-                                .input_form = InputForm::kTensorCore,
-                                .layout = &kPlainLayout,
-                                .min_arch = 75,
-                                .max_m = kMostFusedTokens,
-                                .batch_invariant = true,
-                                .priority = 10,
-                                .grouped_table = Table,
-                                .grouped = Grouped};
+  static const KernelRow row = {
+      .name = "sm80/vectors_grouped",
+      .op = Op::kGroupedMatmul,
+      .device = DeviceKind::kCuda,
+      .claims = kVectorCodes,
+      .input_form = InputForm::kTensorCore,
+      .layout = &kPlainLayout,
+      .min_arch = 75,
+      .max_m = kMostFusedTokens,
+      .batch_invariant = true,
+      .priority = 10,
+      .grouped_table = Table,
+      .grouped_tile = [](const GroupedArgs& args) -> int64_t { return TokensOf(args); },
+      .grouped = Grouped};
   return row;
 }
 

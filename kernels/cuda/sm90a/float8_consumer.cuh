@@ -1,6 +1,8 @@
-// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored. The
-// tensor cores keep about 14 bits of a sum, so the products of a step, 128 of K, are summed there
-// and then added up in FP32, times the scales of the group and of the tokens. Device code only.
+// The consumer of E4M3 activations. E4M3 codes are the tensor cores' operand as they are stored;
+// E2M1 codes become E4M3 times the power of two that their group has for a scale
+// (float_codes.cuh). The tensor cores keep about 14 bits of a sum, so the products of a step, 128 of
+// K, are summed there and then added up in FP32, times the scales of the group and of the tokens.
+// Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -20,23 +22,14 @@ class Consumer<Config, DType::kE4m3> {
     if constexpr (kTokenScales) token_scales_ = ring.TokenScales(slice) + threadIdx.x % 4 * 8;
   }
 
-  // Waits for the next step to be in the ring and reads its codes. Call it before Run.
+  // Call it before the first step of a tile of an expert, which begins at token `first`: where its
+  // scales begin in the ring.
+  __device__ __forceinline__ void BeginAt(int first) { shift_ = first % 4 * 4; }
+
+  // Waits for the next step to be in the ring, reads and decodes it. Call it before Run.
   __device__ __forceinline__ void Enter() {
-    BarrierWait(at_.full, at_.parity);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      LaneCodes<8> codes;
-      codes.Load(at_.codes + half * Record::kUnitBytes);
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        uint32_t* const to = &operand_[half * 2 + s / 2][s % 2 * 2];
-        to[0] = codes.Word(s, 0), to[1] = codes.Word(s, 1);
-      }
-    }
-    if constexpr (!Record::kBare) {
-      const uint2 scales = LoadShared8(at_.scales);
-      scales_ = {__uint_as_float(scales.x), __uint_as_float(scales.y)};
-    }
+    Read();
+    Decode();
   }
 
   // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T
@@ -51,17 +44,19 @@ class Consumer<Config, DType::kE4m3> {
       for (int part = 0; part < kParts - 1; ++part) {
         Multiply(part, products);
         WgmmaWait<0>();
-        Fold(part, scales_, token_scales_, products, sums);
+        Fold(part, scales_, token_scales_ + shift_, products, sums);
       }
       Multiply(kParts - 1, products);
-      const uint32_t full = at_.full, token_scales = token_scales_;
+      const uint32_t full = at_.full, token_scales = token_scales_ + shift_;
       const RowScales scales = scales_;
       Advance();
       const bool last = --left == 0;
-      // Not before this: the tensor cores read the operand's registers, into which the next codes are
-      // loaded. These arrive while the sums are added up.
+      if (!last && kDecodes) Read();
       WgmmaWait<0>();
-      if (!last) Enter();
+      // Not before this: the tensor cores read the operand's registers. Codes that need no decoding
+      // arrive there while the sums are added up.
+      if (!last && !kDecodes) Read();
+      if (!last) Decode();
       if constexpr (!kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);
       Fold(kParts - 1, scales, token_scales, products, sums);
       if constexpr (kTokenScales) ReleaseSlot<Config>(full, Config::kCluster);
@@ -72,7 +67,9 @@ class Consumer<Config, DType::kE4m3> {
 
  private:
   using Record = typename Config::Record;
-  static_assert(Record::kCode == CodeKind::kE4m3 && Record::kMetas <= 1,
+  static constexpr bool kDecodes = Record::kCode == CodeKind::kE2m1;
+  static constexpr bool kRowScales = !kDecodes && !Record::kBare;
+  static_assert(kDecodes || (Record::kCode == CodeKind::kE4m3 && Record::kMetas <= 1),
                 "one scale serves a record's 128 of K");
   static constexpr bool kTokenScales = Config::kTokenScales;
   // Registers hold the sums of a step beside those of all steps: of all tokens, or of half of them
@@ -82,11 +79,55 @@ class Consumer<Config, DType::kE4m3> {
   static_assert(kPartTokens % 8 == 0, "the second part begins with a swizzled row of eight");
   using PartSums = float[kPartTokens / 2];
 
+  // Codes of E4M3 go to the operand's registers at once.
+  __device__ __forceinline__ void Read() {
+    BarrierWait(at_.full, at_.parity);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t from = at_.codes + half * Record::kUnitBytes;
+      if constexpr (kDecodes) {
+        codes_[half].Load(from);
+      } else {
+        LaneCodes<8> codes;
+        codes.Load(from);
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          uint32_t* const to = &operand_[half * 2 + s / 2][s % 2 * 2];
+          to[0] = codes.Word(s, 0), to[1] = codes.Word(s, 1);
+        }
+      }
+    }
+    if constexpr (kDecodes) {
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        group_scales_[g] = LoadShared4(at_.scales + g * Record::kMetaBytes);
+      }
+    }
+    if constexpr (kRowScales) {
+      const uint2 scales = LoadShared8(at_.scales);
+      scales_ = {__uint_as_float(scales.x), __uint_as_float(scales.y)};
+    }
+  }
+
+  // Each operand is of 32 of K, one group.
+  __device__ __forceinline__ void Decode() {
+    if constexpr (kDecodes) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const E4m3Table low = E2m1TableOf(group_scales_[s] & 0xffff);
+        const E4m3Table high = E2m1TableOf(group_scales_[s] >> 16);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          E2m1ToE4m3(codes_[s / 2].Word(s % 2 * 2 + half), low, high, &operand_[s][half * 2]);
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void Advance() {
     if constexpr (kTokenScales) {
-      constexpr int kBytes = Config::kTokens * 4;
-      token_scales_ +=
-          (at_.full == last_ ? Config::kSlices - Config::kSlots : Config::kSlices) * kBytes;
+      token_scales_ += (at_.full == last_ ? Config::kSlices - Config::kSlots : Config::kSlices) *
+                       TokenScalesBytes(Config::kTokens);
     }
     at_.Advance(record_bytes_, last_);
   }
@@ -102,6 +143,12 @@ class Consumer<Config, DType::kE4m3> {
     WgmmaCommit();
   }
 
+  // The scales of two tokens. Those of an expert lie on four bytes.
+  static __device__ __forceinline__ uint2 LoadPair(uint32_t address) {
+    if constexpr (!Config::kGrouped) return LoadShared8(address);
+    return {LoadShared4(address), LoadShared4(address + 4)};
+  }
+
   // sums += scales * products. `token_scales`: where those of the thread's first two tokens lie.
   static __device__ __forceinline__ void Fold(int part, const RowScales& scales,
                                               uint32_t token_scales, const PartSums& products,
@@ -110,13 +157,13 @@ class Consumer<Config, DType::kE4m3> {
     for (int i = 0; i < kPartTokens / 2; i += 4) {
       float* const to = &sums[part * (kPartTokens / 2) + i];
       if constexpr (kTokenScales) {
-        const uint2 pair = LoadShared8(token_scales + part * kPartTokens * 4 + i / 4 * 32);
+        const uint2 pair = LoadPair(token_scales + part * kPartTokens * 4 + i / 4 * 32);
         const float first = __uint_as_float(pair.x), second = __uint_as_float(pair.y);
         to[0] = fmaf(products[i], first * scales.low, to[0]);
         to[1] = fmaf(products[i + 1], second * scales.low, to[1]);
         to[2] = fmaf(products[i + 2], first * scales.high, to[2]);
         to[3] = fmaf(products[i + 3], second * scales.high, to[3]);
-      } else if constexpr (Record::kBare) {
+      } else if constexpr (!kRowScales) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[e] += products[i + e];
       } else {
@@ -132,7 +179,10 @@ class Consumer<Config, DType::kE4m3> {
   const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;
   uint32_t token_scales_ = 0;
+  uint32_t shift_ = 0;  // bytes from there to the scale of the tile's first token
   RowScales scales_ = {1, 1};
+  LaneCodes<4> codes_[2];     // where they are decoded
+  uint32_t group_scales_[4];  // likewise
   Operand operand_;
 };
 

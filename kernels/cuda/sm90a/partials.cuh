@@ -62,7 +62,7 @@ __device__ __forceinline__ void StorePartials(const PersistentParams& p, int clu
 // microsecond; this warp waits instead of the consumers.
 template <class Config>
 __device__ __forceinline__ void SignalStoredPartials(const PersistentParams& p, int cluster) {
-  WorkUnits units(p.schedule, cluster);
+  FilledWorkUnits<Config> units(p, cluster);
   for (WorkUnit work; units.Next(&work);) {
     if (work.end == p.schedule.k_blocks) continue;
     for (int record = 0; record < Config::kRecords; ++record) {

@@ -66,14 +66,16 @@ struct PersistentConfig {
   using Record = cuda::Record<kKind.bits, kKind.metas, kKind.code, kKind.real_zeros>;
   // Keeps the order of sums of common/fixed_order.h.
   static constexpr bool kFixedOrder = kProduct == ProductKind::kFixedOrder;
-  static constexpr bool kGrouped = kProduct == ProductKind::kGrouped;
+  static constexpr bool kGrouped =
+      kProduct == ProductKind::kGrouped || kProduct == ProductKind::kGroupedTokenScales;
   static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder, kTile);
   using Math = MathOf<Record, kX == DType::kBf16, kScalesSums, kKind.long_scales>;
   static constexpr DType kActivations = kX;  // bytes need no Math
   // Sums are integers modulo 2^32.
   static constexpr bool kIntegers = kProduct == ProductKind::kIntegers;
   using Sum = std::conditional_t<kIntegers, uint32_t, float>;
-  static constexpr bool kTokenScales = kProduct == ProductKind::kTokenScales;
+  static constexpr bool kTokenScales =
+      kProduct == ProductKind::kTokenScales || kProduct == ProductKind::kGroupedTokenScales;
   static constexpr int kXBytes = SizeOf(kX);
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRecords = kTile.records;  // side by side along N
@@ -131,7 +133,7 @@ struct Ring {
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
   // FP32 scales of a slot's tokens.
   __device__ __forceinline__ uint32_t TokenScales(int slot) const {
-    return Full(0) - (Config::kSlots - slot) * Config::kTokens * 4;
+    return Full(0) - (Config::kSlots - slot) * TokenScalesBytes(Config::kTokens);
   }
   // For split-K tiles. Through: a barrier that counts the consumers, of all splits, that no longer
   // need their ring. Arrived: a barrier that counts the bytes of sums that other blocks sent.
@@ -188,6 +190,33 @@ __device__ __forceinline__ int ColumnTiles(const PersistentParams& p) {
   constexpr int kPerCluster = Config::kCluster * Config::kRecords;
   return (p.tiles_n + kPerCluster - 1) / kPerCluster;
 }
+
+// Whether the table of a grouped product has the tile without rows.
+template <class Config>
+__device__ __forceinline__ bool IsEmpty(const PersistentParams& p, const WorkUnit& work) {
+  if constexpr (!Config::kGrouped) return false;
+  const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
+  return p.tiles[place.tokens].first_token >= p.tiles[place.tokens].end_token;
+}
+
+// The work units of a cluster but for those of empty tiles.
+template <class Config>
+class FilledWorkUnits {
+ public:
+  __device__ __forceinline__ FilledWorkUnits(const PersistentParams& p, int cluster)
+      : p_(p), units_(p.schedule, cluster) {}
+
+  __device__ __forceinline__ bool Next(WorkUnit* work) {
+    while (units_.Next(work)) {
+      if (!IsEmpty<Config>(p_, *work)) return true;
+    }
+    return false;
+  }
+
+ private:
+  const PersistentParams& p_;
+  WorkUnits units_;
+};
 
 // The sums of one thread of a consumer: for each eight tokens its fragment of an m16n8 product.
 template <class Config>

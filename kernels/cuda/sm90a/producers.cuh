@@ -14,7 +14,7 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
                                                int cluster, int rank) {
   const int64_t row_bytes = int64_t{p.schedule.k_blocks} * ring.record_bytes;
   Cursor<Config> at;
-  WorkUnits units(p.schedule, cluster);
+  FilledWorkUnits<Config> units(p, cluster);
   for (WorkUnit work; units.Next(&work);) {
     const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
     const int first = (place.columns * Config::kCluster + rank) * Config::kRecords;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
                                               int cluster, int rank) {
   WaitForEarlierKernels();
   Cursor<Config> at;
-  WorkUnits units(p.schedule, cluster);
+  FilledWorkUnits<Config> units(p, cluster);
   for (WorkUnit work; units.Next(&work);) {
     const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
     // Rows past the last token are not loaded. Filling one with zeros takes the copy engine longer
@@ -72,9 +72,12 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     const int first = rank * (last ? p.last_stride : rows);
     int token = place.tokens * Config::kTokens + first;
     if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + first;
-    constexpr int kScaleBytes = Config::kTokenScales ? Config::kTokens * 4 : 0;
+    // An expert's first token may lie within a vector of scales.
+    constexpr int kScaleBytes = !Config::kTokenScales ? 0
+                                : Config::kGrouped    ? TokenScalesBytes(Config::kTokens)
+                                                      : Config::kTokens * 4;
     const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes + kScaleBytes;
-    const int first_token = place.tokens * Config::kTokens;
+    const int first_scale = Config::kGrouped ? (token - first) / 4 * 4 : token - first;
     const int slice_steps = SliceSteps<Config>(p, work);
     for (int step = work.begin; step < work.begin + slice_steps; ++step) {
 #pragma unroll
@@ -85,7 +88,7 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
         BarrierExpect(ring.Full(at.slot), bytes);
         if constexpr (Config::kTokenScales) {
           const float* const scales =
-              p.token_scales + of_slice * p.token_scales_stride + first_token;
+              p.token_scales + of_slice * p.token_scales_stride + first_scale;
           BulkCopy(ring.TokenScales(at.slot), scales, kScaleBytes, ring.Full(at.slot));
         }
 #pragma unroll

@@ -59,14 +59,20 @@ absl::Status MapTokens(const ConstMatrixView& x, int64_t x_stride, int box_rows,
                                           "]"));
 }
 
-absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
-  const int64_t m = args.x.rows;
+// Args: MatmulArgs or GroupedArgs.
+template <typename Args>
+void FillScales(const Args& args, PersistentParams* p) {
   if (args.x_scale_stride > 0) {
     p->token_scales = args.x_scale;
     p->token_scales_stride = args.x_scale_stride;
   } else {
     p->x_scale = args.x_scale;
   }
+}
+
+absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
+  const int64_t m = args.x.rows;
+  FillScales(args, p);
   p->last_rows = LastTokenRows(m, tile);
   p->last_stride = LastTokenStride(m, tile);
   AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, p->last_rows, &p->x_last));
@@ -161,7 +167,8 @@ absl::Status LaunchFree(const Target& go) {
     case CodeKind::kE4m3:
       return go.To<kX, kFree, kFreeTiles8, E4m3(0), E4m3(1), E4m3(8)>();
     case CodeKind::kUnsigned:
-    case CodeKind::kVector:  // never in records
+    case CodeKind::kVector:  // never in records, as the next
+    case CodeKind::kTrellis:
       break;
   }
   return ForBits(go.p.kind.bits, [&]<int kBits>() {
@@ -211,9 +218,18 @@ absl::Status LaunchE4m3(const Target& go) {
   using enum ProductKind;
   constexpr DType kX = DType::kE4m3;
   if (go.p.token_scales != nullptr) {
-    return go.To<kX, kTokenScales, kTilesE4m3, E4m3(0), E4m3(1)>();
+    return go.To<kX, kTokenScales, kTilesE4m3, E4m3(0), E4m3(1), kE2m1>();
   }
-  return go.To<kX, kFree, kTilesE4m3, E4m3(0), E4m3(1)>();
+  return go.To<kX, kFree, kTilesE4m3, E4m3(0), E4m3(1), kE2m1>();
+}
+
+absl::Status LaunchGroupedE4m3(const Target& go) {
+  using enum ProductKind;
+  constexpr DType kX = DType::kE4m3;
+  if (go.p.token_scales != nullptr) {
+    return go.To<kX, kGroupedTokenScales, kExpertTilesE4m3, E4m3(0), E4m3(1), kE2m1>();
+  }
+  return go.To<kX, kGrouped, kExpertTilesE4m3, E4m3(0), E4m3(1), kE2m1>();
 }
 
 absl::Status CheckCounters(StreamView stream) {
@@ -234,15 +250,24 @@ void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams*
   p->metas = mma16::MetasPerRecord(shape);
   p->zero = shape.scheme.zero;
   p->zero_first = mma16::TakesZeroFirst(shape);
-  p->unit = 1;
+}
+
+float UnitOf(const PersistentParams& p, DType x) {
+  if (p.metas == 0) return UnitOfBare(p.kind.code, x);
+  return p.kind.code == CodeKind::kE2m1 && x == DType::kE4m3 ? kE2m1UnitE4m3 : 1;
 }
 
 // The prologue treats the rows of experts alike for every tile, so this depends on the call alone.
-// FP32 rows come as FP16.
-PersistentTile GroupedTileOf(const GroupedArgs& args) {
-  const DType x = args.x.dtype == DType::kBf16 ? DType::kBf16 : DType::kFp16;
+// `x`: the type of the rows that the prologue leaves.
+PersistentTile GroupedTileOf(const GroupedArgs& args, DType x) {
   return ChooseGroupedTile90(args.experts.front()->shape, args.experts.front()->device->info(), x,
                              [&](int64_t tokens) { return GroupedTileCount(args, tokens); });
+}
+
+// FP32 rows and rounded ones come as FP16.
+DType DTypeOfRows(const GroupedArgs& args) {
+  const bool fp16 = args.x.dtype == DType::kFp32 || IsFloat8(args.quantization);
+  return fp16 ? DType::kFp16 : args.x.dtype;
 }
 
 absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream) {
@@ -268,7 +293,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   // Exact integers have no factor, though bare records come with one of 1.
   p.outer = args.y.dtype == DType::kInt32 ? nullptr : args.weight->outer();
   p.table = args.weight->table();
-  if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
+  p.unit = UnitOf(p, args.x.dtype);
   const Target go = {p, tile, device, stream};
   if (args.x.dtype == DType::kInt8) return LaunchInt8(go, SumsStayIntegers(shape));
   if (args.x.dtype == DType::kE4m3) return LaunchE4m3(go);
@@ -306,7 +331,7 @@ absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   AWQD_RETURN_IF_ERROR(CheckCounters(stream));
   const WeightShape& shape = args.experts.front()->shape;
-  const PersistentTile tile = GroupedTileOf(args);
+  const PersistentTile tile = GroupedTileOf(args, DTypeOfRows(args));
   PersistentParams p{};
   p.token_tiles = static_cast<int>(GroupedTileCount(args, tile.tokens));
   p.schedule = GroupedSchedule(shape, p.token_tiles, tile, device);
@@ -314,19 +339,32 @@ absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
   p.sums = static_cast<float*>(args.workspace);
   AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, TokenRows(tile), &p.x));
   p.x_last = p.x;
-  p.x_scale = args.x_scale;
+  FillScales(args, &p);
   p.tiles = static_cast<const GroupedTile*>(args.table);
   FillOutput(args.y, shape, &p);
   p.counters = stream.counters;
   p.m = args.x.rows;
-  if (p.metas == 0) p.unit = UnitOfBare(p.kind.code, args.x.dtype);
+  p.unit = UnitOf(p, args.x.dtype);
   const Target go = {p, tile, device, stream};
+  if (args.x.dtype == DType::kE4m3) return LaunchGroupedE4m3(go);
   return args.x.dtype == DType::kBf16 ? LaunchGrouped<DType::kBf16>(go)
                                       : LaunchGrouped<DType::kFp16>(go);
 }
 
+int64_t GroupedProductTile(const GroupedArgs& args) {
+  return GroupedTileOf(args, DTypeOfRows(args)).tokens;
+}
+
+int64_t GroupedFloat8Tile(const GroupedArgs& args) {
+  return GroupedTileOf(args, DType::kE4m3).tokens;
+}
+
 std::string GroupedProductTable(const GroupedArgs& args) {
-  return GroupedTiles(args, GroupedTileOf(args).tokens);
+  return GroupedTiles(args, GroupedProductTile(args));
+}
+
+std::string GroupedFloat8Table(const GroupedArgs& args) {
+  return GroupedTiles(args, GroupedFloat8Tile(args));
 }
 
 std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x) {

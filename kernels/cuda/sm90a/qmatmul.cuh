@@ -110,6 +110,12 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
   Consumer<Config> consumer(p, ring, record);
   WorkUnits units(p.schedule, cluster);
   for (WorkUnit work; units.Next(&work);) {
+    // As FilledWorkUnits, which costs a spill here.
+    if (IsEmpty<Config>(p, work)) continue;
+    if constexpr (Config::kGrouped && Config::kTokenScales) {
+      const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
+      consumer.BeginAt(p.tiles[place.tokens].first_token);
+    }
     Sums<Config> sums;
     bool done;
     if constexpr (Config::kParks) {

@@ -61,6 +61,7 @@ enum class ProductKind {
   kGrouped,      // of a stack of experts
   kIntegers,     // of INT8 activations: sums stay INT32 (SumsStayIntegers)
   kTokenScales,  // of E4M3 activations: each token has a scale for every 128 of K
+  kGroupedTokenScales,
 };
 
 // kX: the type of activations, FP16, BF16, INT8 or E4M3. kList: the tiles, a list of tile_list.h. kKinds:
@@ -75,9 +76,12 @@ absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile&
 absl::Status RunProduct(const MatmulArgs& args, StreamView stream);
 absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream);
 
-// The same for GroupedArgs, and what it wants at GroupedArgs::table.
+// The same for GroupedArgs, what it wants at GroupedArgs::table, and the tokens of a tile there.
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream);
 std::string GroupedProductTable(const GroupedArgs& args);
+std::string GroupedFloat8Table(const GroupedArgs& args);
+int64_t GroupedProductTile(const GroupedArgs& args);
+int64_t GroupedFloat8Tile(const GroupedArgs& args);
 
 // The chosen tile in words: "128x256 on 66 pairs of blocks".
 std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x);

@@ -1,10 +1,13 @@
-// The row of E4M3 activations by E4M3 codes on Hopper's tensor cores. The kernel is that of
+// The rows of E4M3 activations on Hopper's tensor cores, of a weight and of a stack of experts: by
+// E4M3 codes, and by the E2M1 codes of MXFP4, which become E4M3 exactly. The kernel is that of
 // sm90a/qmatmul_a16, with operands of 8 bits (float8_consumer.cuh).
 //
 // y = sum over blocks of 128 of K of a * s * (q @ codes) + bias, for E4M3 q with a scale a for each
 // token, or for each token and block.
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/float_codes.cuh"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/layouts/mma16.h"
@@ -13,21 +16,33 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int64_t kLeastTokens = 33;
+constexpr int64_t kLeastRows = 8;  // of an expert, on average
+constexpr int kGroupOfE2m1 = 32;
 
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return DescribeTile(shape, device, m, DType::kE4m3);
 }
 
-Claims ClaimsOfE4m3() {
-  return {.codes = MaskOf(CodeKind::kE4m3),
-          .zeros = MaskOf(ZeroKind::kConstant),
-          .scales = kFloatingMask | MaskOf(DType::kE8m0),
-          .group_multiple = mma16::kBlockK,
-          .column_blocks = true};
+constexpr Claims kClaims = {.codes = MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kE2m1),
+                            .zeros = MaskOf(ZeroKind::kConstant),
+                            .scales = kFloatingMask | MaskOf(DType::kE8m0),
+                            .group_multiple = kGroupOfE2m1,
+                            .column_blocks = true};
+
+std::string RefusesE2m1(const WeightShape& shape) {
+  if (shape.scheme.scale_dtype != DType::kE8m0) return "takes E2M1 with scales of E8M0";
+  if (shape.group_rows() != kGroupOfE2m1 || shape.k == kGroupOfE2m1) {
+    return absl::StrCat("takes E2M1 in groups of ", kGroupOfE2m1, ", got ", shape.group_rows());
+  }
+  if (shape.scale_octaves > kE2m1OctavesE4m3) {
+    return absl::StrCat("takes E2M1 with scales of a column within ", kE2m1OctavesE4m3,
+                        " octaves, which E4M3 holds beside the codes, got ", shape.scale_octaves);
+  }
+  return RefusesRecords(shape, kEveryMeta);
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  return RefusesRecords(shape, 1);
+  return shape.scheme.code == CodeKind::kE2m1 ? RefusesE2m1(shape) : RefusesRecords(shape, 1);
 }
 
 }  // namespace
@@ -38,7 +53,7 @@ const KernelRow& PersistentFloat8Row() {
       .op = Op::kFloat8Activations,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = ClaimsOfE4m3(),
+      .claims = kClaims,
       .input_form = InputForm::kTensorCoreFloat8,
       .inputs = kFloatingMask,
       .layout = &kMma16Layout,
@@ -50,6 +65,27 @@ const KernelRow& PersistentFloat8Row() {
       .tile = Tile,
       .workspace_bytes = WorkspaceOfSums,
       .matmul = RunProduct,
+  };
+  return row;
+}
+
+const KernelRow& PersistentGroupedFloat8Row() {
+  static const KernelRow row = {
+      .name = "sm90a/qmatmul_float8_grouped",
+      .op = Op::kGroupedFloat8,
+      .device = DeviceKind::kCuda,
+      .claims = kClaims,
+      .input_form = InputForm::kTensorCoreFloat8,
+      .layout = &kMma16Layout,
+      .min_arch = 90,
+      .max_arch = 90,
+      .min_m = kLeastRows,
+      .priority = 20,
+      .refuses = Refuses,
+      .workspace_bytes = WorkspaceOfSums,
+      .grouped_table = GroupedFloat8Table,
+      .grouped_tile = GroupedFloat8Tile,
+      .grouped = RunGroupedProduct,
   };
   return row;
 }

@@ -44,6 +44,7 @@ const KernelRow& PersistentGroupedRow() {
       .refuses = Refuses,
       .workspace_bytes = WorkspaceOfSums,
       .grouped_table = GroupedProductTable,
+      .grouped_tile = GroupedProductTile,
       .grouped = RunGroupedProduct,
   };
   return row;

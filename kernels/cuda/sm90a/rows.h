@@ -17,6 +17,7 @@ const KernelRow& PersistentA8Row();
 const KernelRow& PersistentA8ScaledRow();
 const KernelRow& PersistentFloat8Row();
 const KernelRow& PersistentGroupedRow();
+const KernelRow& PersistentGroupedFloat8Row();
 
 // ---- What the rows share ------------------------------------------------------------------------
 

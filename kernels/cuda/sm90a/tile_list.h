@@ -234,4 +234,12 @@ inline constexpr TileCost kTilesE4m3[] = {
     {{256, 2, 1, 2}, 0.850, 0.850, kEvery},      {{256, 2, 2}, 0.880, 0.880, kEvery},
 };
 
+// For experts, whose weights are read once or twice. Costs are guesses from those above.
+inline constexpr TileCost kExpertTilesE4m3[] = {
+    {{32, 2, 2}, 0.500, 0.500, kEvery},  {{64, 2, 2}, 0.520, 0.520, kEvery},
+    {{96, 2, 2}, 0.535, 0.535, kEvery},  {{128, 2, 2}, 0.550, 0.550, kEvery},
+    {{160, 2, 2}, 0.630, 0.630, kEvery}, {{192, 2, 2}, 0.720, 0.720, kEvery},
+    {{256, 2, 2}, 0.890, 0.890, kEvery},
+};
+
 }  // namespace awqd::cuda

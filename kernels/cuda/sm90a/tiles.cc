@@ -132,7 +132,8 @@ RecordKind KindOf(const WeightShape& shape) {
     case CodeKind::kE4m3:
       return E4m3(metas <= 1 ? metas : 8);
     case CodeKind::kUnsigned:
-    case CodeKind::kVector:  // never in records
+    case CodeKind::kVector:  // never in records, as the next
+    case CodeKind::kTrellis:
       break;
   }
   // Few weights have these widths.
@@ -339,7 +340,8 @@ PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& d
   PersistentTile best;
   double least = std::numeric_limits<double>::infinity();
   const RecordKind kind = KindOf(shape);
-  for (const TileCost& candidate : kExpertTiles) {
+  for (const TileCost& candidate :
+       x == DType::kE4m3 ? absl::MakeConstSpan(kExpertTilesE4m3) : kExpertTiles) {
     if (!Serves(candidate, kind, x)) continue;
     const StreamKSchedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);

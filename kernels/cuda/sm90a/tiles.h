@@ -78,14 +78,18 @@ constexpr bool IsCompiled(const RecordKind& kind) {
 // The tiles that are compiled for weights of this shape and activations of dtype `x`.
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = DType::kFp16);
 
+// Room for the FP32 scales of a tile's tokens. They are copied from an address that is a multiple of
+// 16, which may be up to three tokens before the first.
+constexpr int TokenScalesBytes(int tokens) { return tokens * 4 + 16; }
+
 // A slot of the ring holds one step, 128 of K: the tokens, those of E4M3 with a scale each, and the
 // records. A record of 4 bits and one meta is given the room of two, so that both kinds have as
 // many slots.
 constexpr int SlotBytes(const PersistentTile& tile, const RecordKind& kind,
                         DType x = DType::kFp16) {
   const int metas = kind == Integers(4, 1) ? 2 : kind.metas;
-  const int scale = x == DType::kE4m3 ? 4 : 0;
-  return tile.tokens * (mma16::kBlockK * static_cast<int>(SizeOf(x)) + scale) +
+  return tile.tokens * mma16::kBlockK * static_cast<int>(SizeOf(x)) +
+         (x == DType::kE4m3 ? TokenScalesBytes(tile.tokens) : 0) +
          tile.records *
              mma16::RecordBytes(kind.bits, metas, mma16::MetaKindOf(kind.code, kind.real_zeros));
 }

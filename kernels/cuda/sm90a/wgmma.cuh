@@ -170,7 +170,9 @@ __device__ __forceinline__ void WgmmaInt8(uint32_t (&d)[kTokens / 2], const uint
 template <int kTokens>
 __device__ __forceinline__ void WgmmaE4m3(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                           uint64_t tokens, int add) {
+  AWQD_WGMMA_E4M3_CASE(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16("f", 0))
   AWQD_WGMMA_E4M3_CASE(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32("f", 0))
+  AWQD_WGMMA_E4M3_CASE(80, AWQD_L40, 40, 41, 42, 43, 44, 45, AWQD_D40("f", 0))
   AWQD_WGMMA_E4M3_CASE(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48("f", 0))
   AWQD_WGMMA_E4M3_CASE(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64("f", 0))
   { static_assert(kTokens == 0, "add a case for this number of tokens"); }

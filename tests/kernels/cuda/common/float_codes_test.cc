@@ -34,6 +34,40 @@ TEST(E2m1, DecodesEveryCodeInEveryPlace) {
   }
 }
 
+TEST(E2m1, BecomesE4m3TimesAPowerOfTwo) {
+  for (int exponent = -4; exponent <= 7; ++exponent) {
+    const float scale = std::ldexp(1.0f, exponent);
+    const E4m3Table table = E2m1TableOf(FloatToHalf(scale));
+    const E4m3Table other = E2m1TableOf(FloatToHalf(exponent < 7 ? 128.0f : 0.0625f));
+    for (int e = 0; e < 8; ++e) {
+      const int row = kNibble[e] % 2, byte = kNibble[e] / 2;
+      for (uint32_t code = 0; code < 16; ++code) {
+        for (uint32_t others = 0; others < 16; ++others) {
+          uint32_t bytes[2];
+          E2m1ToE4m3(WordWith(e, code, others), row == 0 ? table : other, row == 0 ? other : table,
+                     bytes);
+          const float got = E4m3ToFloat(bytes[row] >> 8 * byte & 0xff);
+          EXPECT_EQ(got * kE2m1UnitE4m3, E2m1ToFloat(static_cast<uint8_t>(code)) * scale)
+              << "code " << code << " at " << e << " exponent " << exponent;
+        }
+      }
+    }
+  }
+}
+
+TEST(E2m1, OfAScaleThatIsNoNumberIsNan) {
+  for (uint32_t scale : {0x7e00u, 0x7c00u, 0xfe00u}) {
+    const E4m3Table table = E2m1TableOf(scale);
+    uint32_t bytes[2];
+    E2m1ToE4m3(0x76543210, table, table, bytes);
+    for (uint32_t word : bytes) {
+      for (int byte = 0; byte < 4; ++byte) {
+        EXPECT_TRUE(std::isnan(E4m3ToFloat(word >> 8 * byte & 0xff)));
+      }
+    }
+  }
+}
+
 void ExpectE4m3(uint8_t code, float got, bool bf16) {
   const float want = E4m3ToFloat(code);
   if (std::isnan(want)) {

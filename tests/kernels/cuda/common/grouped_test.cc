@@ -1,6 +1,7 @@
 // The table of a grouped product: every row once for each stack, with the weight of its expert.
 #include "kernels/cuda/common/grouped.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -47,6 +48,28 @@ TEST(GroupedTiles, HaveEveryRowOnce) {
         for (int row = tile.first_token; row < tile.end_token; ++row) ++seen[tile.y_shift + row];
       }
       EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << tokens << " tokens";
+    }
+  }
+}
+
+// Where the device alone knows the rows of each expert, the table has room for every division, and
+// no more than the worst needs.
+TEST(GroupedTiles, TheirNumberHasALeastBound) {
+  const DeviceWeight weight;
+  const DeviceWeight* const three[] = {&weight, &weight, &weight};
+  for (int64_t rows = 1; rows <= 40; ++rows) {
+    for (const int64_t tokens : {1, 3, 8, 16}) {
+      int64_t most = 0;
+      for (int64_t a = 0; a <= rows; ++a) {  // of three experts
+        for (int64_t b = 0; a + b <= rows; ++b) {
+          const std::vector<int64_t> ends = {a, a + b, rows};
+          most = std::max(most, GroupedTileCount({.experts = three, .ends = ends}, tokens));
+        }
+      }
+      const GroupedArgs args = {.experts = absl::MakeConstSpan(three).first(2),
+                                .x = {nullptr, DType::kFp16, rows, 64},
+                                .device_experts = 3};
+      EXPECT_EQ(GroupedTileCount(args, tokens), 2 * most) << rows << " rows, " << tokens;
     }
   }
 }
