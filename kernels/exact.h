@@ -2,7 +2,7 @@
 // in other ways, and tests compare them.
 //
 //   d = decode(code) - zero        kConstant, kStored, kRealBefore; of vector codes decode(code)
-//                                  has its scale, exactly
+//                                  has its scale, exactly; of a trellis it is transformed
 //   p = d * scale
 //   p = decode(code) * scale - zero    kRealAfter, a product and a difference
 //   w = p * outer
@@ -57,6 +57,7 @@ inline float DecodeCode(CodeKind kind, const float* table, int code) {
     case CodeKind::kTable:
       return table[code % 16];
     case CodeKind::kVector:
+    case CodeKind::kTrellis:
       break;
   }
   return 0;
@@ -80,6 +81,13 @@ inline void TransformBlock(const Hadamard& hadamard, float* block, int64_t width
   }
   for (int64_t i = 0; i < count; ++i) block[i] *= hadamard.scale;
 }
+
+// The transform of a trellis: of 128 columns of a row.
+inline constexpr Hadamard kTrellisTransform = {kTrellisColumns, kTrellisScale};
+
+// A block of a trellis before `outer`: 16 rows of 128 columns, of which `tiles` is the first tile,
+// to out[column * 16 + row].
+void DecodeTrellis(const QuantizationScheme& scheme, const uint8_t* tiles, float* out);
 
 // Kernels on GPUs compute these functions with the same expressions.
 #ifdef __CUDACC__

@@ -30,6 +30,7 @@ constexpr NamedCode kNamedCodes[] = {
 
 std::string PrintedCode(const QuantizationScheme& d) {
   if (d.code == CodeKind::kVector) return std::string(InfoOf(d.vector).name);
+  if (d.code == CodeKind::kTrellis) return absl::StrCat("trellis", d.bits, Suffix(d.trellis));
   for (const NamedCode& code : kNamedCodes) {
     if (code.kind == d.code) return std::string(code.name);
   }
@@ -141,6 +142,18 @@ bool ConsumeVectors(absl::string_view* text, QuantizationScheme* out) {
   return false;
 }
 
+bool ConsumeTrellis(absl::string_view* text, QuantizationScheme* out) {
+  int64_t bits = 0;
+  if (!absl::ConsumePrefix(text, "trellis") || !ConsumeNumber(text, &bits)) return false;
+  if (bits < 1 || bits > 8) return false;
+  TrellisCode code = TrellisCode::k3Inst;
+  for (const TrellisCode other : {TrellisCode::kMcg, TrellisCode::kMul1}) {
+    if (absl::ConsumePrefix(text, Suffix(other))) code = other;
+  }
+  *out = Trellis(code, static_cast<int>(bits));
+  return true;
+}
+
 bool ConsumeOuter(absl::string_view* text, QuantizationScheme* out) {
   if (absl::ConsumePrefix(text, "*c")) out->outer = OuterKind::kColumn;
   if (absl::ConsumePrefix(text, "*t")) out->outer = OuterKind::kOne;
@@ -157,14 +170,32 @@ absl::Status ValidateVectors(const QuantizationScheme& d, int64_t k) {
   return BadValue("K (in features)", k, absl::StrCat("a multiple of ", kVectorBlock));
 }
 
-absl::Status ValidateCode(const QuantizationScheme& d, int64_t k) {
+absl::Status ValidateTrellis(const QuantizationScheme& d, int64_t k, int64_t n) {
+  if (d.bits < 1 || d.bits > 8) return BadValue("bits", d.bits, "1 to 8");
+  QuantizationScheme expected = Trellis(d.trellis, d.bits);
+  expected.outer = d.outer;
+  if (d.trellis == TrellisCode::kNone || d != expected) {
+    return BadValue("quantization scheme", "a trellis with other parts", "tiles alone");
+  }
+  if (k % kTrellisTile != 0) {
+    return BadValue("K (in features)", k, absl::StrCat("a multiple of ", kTrellisTile));
+  }
+  if (n % kTrellisColumns == 0) return absl::OkStatus();
+  return BadValue("N (out features)", n, absl::StrCat("a multiple of ", kTrellisColumns));
+}
+
+absl::Status ValidateCode(const QuantizationScheme& d, int64_t k, int64_t n) {
   if (d.code != CodeKind::kVector && d.vector != VectorCode::kNone) {
     return BadValue("code", InfoOf(d.vector).name, "no vector code for other kinds");
+  }
+  if (d.code != CodeKind::kTrellis && d.trellis != TrellisCode::kNone) {
+    return BadValue("code", "a trellis", "none for other kinds");
   }
   if (d.is_integer()) {
     return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
   }
   if (d.code == CodeKind::kVector) return ValidateVectors(d, k);
+  if (d.code == CodeKind::kTrellis) return ValidateTrellis(d, k, n);
   for (const NamedCode& code : kNamedCodes) {
     if (code.kind != d.code) continue;
     if (d.bits == code.bits) return absl::OkStatus();
@@ -225,10 +256,20 @@ QuantizationScheme Vectors(VectorCode code) {
           .scale_dtype = std::nullopt};
 }
 
+QuantizationScheme Trellis(TrellisCode code, int bits) {
+  return {.code = CodeKind::kTrellis,
+          .trellis = code,
+          .bits = bits,
+          .block_rows = kTrellisTile,
+          .block_cols = kTrellisColumns,
+          .zero_kind = ZeroKind::kConstant,
+          .scale_dtype = std::nullopt};
+}
+
 absl::Status Validate(const QuantizationScheme& d, int64_t k, int64_t n) {
   if (k < 1) return BadValue("K (in features)", k, "at least 1");
   if (n < 1) return BadValue("N (out features)", n, "at least 1");
-  AWQD_RETURN_IF_ERROR(ValidateCode(d, k));
+  AWQD_RETURN_IF_ERROR(ValidateCode(d, k, n));
   AWQD_RETURN_IF_ERROR(ValidateBlock(d, k, n));
   AWQD_RETURN_IF_ERROR(ValidateZero(d));
   if (d.scale_dtype && !absl::c_linear_search(kScaleTypes, *d.scale_dtype)) {
@@ -239,7 +280,7 @@ absl::Status Validate(const QuantizationScheme& d, int64_t k, int64_t n) {
 
 std::string ToString(const QuantizationScheme& d) {
   std::string out = PrintedCode(d);
-  if (d.code != CodeKind::kVector) {
+  if (d.rows_of_code() == 1) {
     absl::StrAppend(&out, PrintedBlock(d), PrintedZero(d), PrintedScale(d));
   }
   if (d.outer == OuterKind::kColumn) out += "*c";
@@ -250,9 +291,9 @@ std::string ToString(const QuantizationScheme& d) {
 absl::StatusOr<QuantizationScheme> ParseScheme(absl::string_view text) {
   QuantizationScheme out;
   absl::string_view rest = text;
-  const bool read =
-      ConsumeVectors(&rest, &out) || (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) &&
-                                      ConsumeZero(&rest, &out) && ConsumeScale(&rest, &out));
+  const bool read = ConsumeVectors(&rest, &out) || ConsumeTrellis(&rest, &out) ||
+                    (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) &&
+                     ConsumeZero(&rest, &out) && ConsumeScale(&rest, &out));
   if (read && ConsumeOuter(&rest, &out)) {
     return out;
   }

@@ -9,7 +9,8 @@
 // Printed in the order of the formula (ToString):
 //
 //   code    w1 .. w8 (unsigned integers), e2m1, e4m3, t4 (4 bits into a table of 16), or the name of
-//           a vector code (iq2_xxs, base/vector_codes.h), which has its scales in it
+//           a vector code (iq2_xxs, base/vector_codes.h), which has its scales in it; trellis1 ..
+//           trellis8, or with mcg or mul1 behind them (base/trellis.h), which have none
 //   block   g128 (128 x 1), c (K x 1, a scale per column), t (one for all), b128x128
 //   zero    z stored, s 2^(bits-1), m5 the constant 5, r real before the scale, o real after it;
 //           nothing: 0. Real ones other than FP16 say their type: r:bf16
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/trellis.h"
 #include "kernels/base/vector_codes.h"
 #include "kernels/types.h"
 
@@ -37,6 +39,7 @@ enum class CodeKind : uint8_t {
   kE4m3,      // 8 bits, with NaN and without infinity
   kTable,     // 4 bits: an index into 16 FP32 values that come with the weight
   kVector,    // blocks of vector codes
+  kTrellis,   // tiles of a trellis
 };
 
 enum class ZeroKind : uint8_t {
@@ -50,7 +53,8 @@ enum class OuterKind : uint8_t { kNone, kOne, kColumn };
 
 struct QuantizationScheme {
   CodeKind code = CodeKind::kUnsigned;
-  VectorCode vector = VectorCode::kNone;  // of kVector
+  VectorCode vector = VectorCode::kNone;     // of kVector
+  TrellisCode trellis = TrellisCode::kNone;  // of kTrellis
   int bits = 4;            // of a code: 1..8; 4 for kE2m1 and kTable, 8 for kE4m3 and kVector
   int64_t block_rows = 0;  // gk; 0: all of K
   int64_t block_cols = 1;  // gn; 0: all of N
@@ -71,6 +75,11 @@ struct QuantizationScheme {
     return real_zeros() ? SizeOf(zero_dtype) : 1;
   }
   bool is_integer() const { return code == CodeKind::kUnsigned; }
+  // Rows of K that a code of a HostWeight has. More than one: elements have no codes of their own.
+  int64_t rows_of_code() const {
+    if (code == CodeKind::kTrellis) return kTrellisTile;
+    return code == CodeKind::kVector ? kVectorBlock : 1;
+  }
 
   friend bool operator==(const QuantizationScheme&, const QuantizationScheme&) = default;
 };
@@ -83,10 +92,14 @@ QuantizationScheme Asymmetric(int bits, int64_t block_rows, DType scale = DType:
 // Vector codes: blocks of 256 rows of a column, without other scales and zeros.
 QuantizationScheme Vectors(VectorCode code);
 
+// A trellis of 1 to 8 bits. A block is 16 rows of the 128 columns that are transformed together.
+QuantizationScheme Trellis(TrellisCode code, int bits);
+
 // Bits that a code has in a HostWeight: the scheme's bits, rounded up to 2, 4 or 8.
 constexpr int CodeBits(int bits) { return bits <= 2 ? 2 : bits <= 4 ? 4 : 8; }
-// The same for any scheme; of vector codes those of a block.
+// The same for any scheme; of vector codes those of a block, of a trellis those of a tile's column.
 constexpr int CodeBits(const QuantizationScheme& d) {
+  if (d.code == CodeKind::kTrellis) return kTrellisTile * d.bits;
   return d.code == CodeKind::kVector ? 8 * VectorBlockBytes(d.vector) : CodeBits(d.bits);
 }
 

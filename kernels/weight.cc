@@ -59,6 +59,7 @@ absl::Status CheckBlocks(const HostWeight& w) {
 absl::Status CheckCodes(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.code_rows() * w.row_bytes(), "bytes"));
   if (w.scheme.code == CodeKind::kVector) return CheckBlocks(w);
+  if (w.scheme.code == CodeKind::kTrellis) return absl::OkStatus();  // any bits are codes
   const int bits = w.scheme.bits, place = w.code_bits();
   if (bits == place) return absl::OkStatus();
   int above = 0;
@@ -157,7 +158,8 @@ float LargestCode(const HostWeight& w) {
       }
       return most;
     case CodeKind::kUnsigned:
-    case CodeKind::kVector:  // has no scales to multiply it
+    case CodeKind::kVector:  // have no scales to multiply them
+    case CodeKind::kTrellis:
       break;
   }
   return static_cast<float>((1 << w.scheme.bits) - 1);
@@ -309,6 +311,9 @@ const KernelRow* WeightPlan::Float8(int64_t m) const { return RowFor(float8, Pat
 
 const KernelRow* WeightPlan::Grouped(int64_t rows) const {
   return RowFor(grouped, Path::kFused, rows);
+}
+const KernelRow* WeightPlan::GroupedFloat8(int64_t rows) const {
+  return RowFor(grouped_float8, Path::kFused, rows);
 }
 
 }  // namespace awqd

@@ -41,7 +41,7 @@ struct WeightShape {
   int64_t cells() const { return groups() * column_blocks(); }  // cells with a scale and a zero
 
   // Rows of codes, and their bytes, as a HostWeight and the layout "plain" have them.
-  int64_t code_rows() const { return scheme.code == CodeKind::kVector ? k / kVectorBlock : k; }
+  int64_t code_rows() const { return k / scheme.rows_of_code(); }
   int64_t row_bytes() const { return CeilDiv(n * CodeBits(scheme), 8); }
 };
 
@@ -80,7 +80,8 @@ struct HostWeight {
   std::string format;  // name of the checkpoint format it came from
 
   // Codes [code_rows(), N], row-major, each in code_bits() bits, least significant first along N.
-  // Every row begins with a new byte, and bits beyond N are 0. A vector code is a whole block.
+  // Every row begins with a new byte, and bits beyond N are 0. A vector code is a whole block; of a
+  // trellis 16 columns are a tile.
   std::vector<uint8_t> codes;
   // Zeros [groups, column blocks]: for kStored one byte each, for the real kinds the raw bits of
   // scheme.zero_dtype; empty for kConstant.
@@ -106,9 +107,10 @@ struct HostWeight {
   int64_t row_bytes() const { return CeilDiv(n * code_bits(), 8); }
   // Whether W of x @ W is another matrix than the stored one: a factor or a transform is in it.
   bool transforms_input() const { return !factor.empty() || hadamard.size > 0; }
-  // A block of vector codes, whose first row is `row`, a multiple of kVectorBlock.
+  // The block of vector codes, or the tile of a trellis, that `row` is in. `col` is the first of a
+  // tile.
   const uint8_t* Block(int64_t row, int64_t col) const {
-    return codes.data() + row / kVectorBlock * row_bytes() + col * code_bits() / 8;
+    return codes.data() + row / scheme.rows_of_code() * row_bytes() + col * code_bits() / 8;
   }
 
   // For codes of single elements.
@@ -211,8 +213,8 @@ struct WeightPlan {
   // For INT8 activations without and with scales, and for E4M3: ascending m; may be empty.
   std::vector<PlanEntry> integer, quantized, float8;
   // For a stack of weights like this one, by ascending average number of rows of an expert; may be
-  // empty.
-  std::vector<PlanEntry> grouped;
+  // empty. The second for E4M3 activations.
+  std::vector<PlanEntry> grouped, grouped_float8;
   std::vector<RefusedRow> refused;
 
   // The row for m tokens on `path`; null if the path has none.
@@ -223,6 +225,7 @@ struct WeightPlan {
   const KernelRow* Float8(int64_t m) const;
   // The row for a stack whose experts have this many rows on average, or null.
   const KernelRow* Grouped(int64_t rows) const;
+  const KernelRow* GroupedFloat8(int64_t rows) const;
 };
 
 // A weight in a device's memory. Immutable after creation; freed with its last owner.

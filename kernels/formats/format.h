@@ -188,6 +188,7 @@ extern const Format kMlxFormat;                 // mlx.cc
 extern const Format kFpQuantFormat;             // fp_quant.cc
 extern const Format kComfyFormat;               // comfy.cc
 extern const Format kTorchAoFormat;             // torchao.cc
+extern const Format kExl3Format;                // exl3.cc
 extern const Format kQuantoFormat;              // quanto.cc
 extern const Format kQuantoPackedFormat;        // quanto.cc
 

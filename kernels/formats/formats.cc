@@ -94,6 +94,7 @@ absl::Span<const Format* const> AllFormats() {
       &kTorchAoFormat,
       &kQuantoFormat,
       &kQuantoPackedFormat,
+      &kExl3Format,
   };
   return formats;
 }
@@ -111,17 +112,12 @@ namespace {
 struct Family {
   absl::string_view quant_method, name;
 };
-constexpr Family kUnreadFamilies[] = {{"aqlm", "AQLM"},
-                                      {"vptq", "Microsoft's VPTQ"},
-                                      {"eetq", "EETQ"},
-                                      {"higgs", "HIGGS"},
-                                      {"spqr", "SpQR"},
-                                      {"quip", "QuIP#"},
-                                      {"exl2", "ExLlamaV2"},
-                                      {"exl3", "ExLlamaV3"},
-                                      {"bitnet", "Microsoft's BitNet"},
-                                      {"sinq", "SINQ"},
-                                      {"intel/auto-round", "AutoRound of before 0.3"}};
+constexpr Family kUnreadFamilies[] = {
+    {"aqlm", "AQLM"},      {"vptq", "Microsoft's VPTQ"},
+    {"eetq", "EETQ"},      {"higgs", "HIGGS"},
+    {"spqr", "SpQR"},      {"quip", "QuIP#"},
+    {"exl2", "ExLlamaV2"}, {"bitnet", "Microsoft's BitNet"},
+    {"sinq", "SINQ"},      {"intel/auto-round", "AutoRound of before 0.3"}};
 
 bool HasMethod(const Format& format, absl::string_view method) {
   return format.quant_method == method || format.other_quant_method == method;

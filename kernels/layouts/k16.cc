@@ -49,7 +49,7 @@ namespace {
 constexpr int64_t kLeastGroup = 8;
 
 std::string Refuses(const WeightShape& shape) {
-  if (shape.scheme.code == CodeKind::kVector) return "holds codes of single elements";
+  if (shape.scheme.rows_of_code() > 1) return "holds codes of single elements";
   if (shape.groups() == 1 || shape.group_rows() >= kLeastGroup) return "";
   return "holds groups of 8 rows at least";
 }

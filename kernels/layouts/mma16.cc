@@ -188,7 +188,7 @@ std::string RefusesRealZeros(const WeightShape& shape) {
 
 std::string Refuses(const WeightShape& shape) {
   const QuantizationScheme& d = shape.scheme;
-  if (d.code == CodeKind::kVector) return "holds codes of single elements";
+  if (d.rows_of_code() > 1) return "holds codes of single elements";
   if (d.real_zeros() && !d.is_integer()) return "holds real zeros of integer codes";
   if (!d.is_integer() && (d.zero_kind != ZeroKind::kConstant || d.zero != 0)) {
     return "holds no zeros of codes that are no integers";

@@ -1,6 +1,6 @@
 // Layout "plain": the parts as a HostWeight has them. Codes are [K, N], row-major, the least
-// significant bits first along N; of vector codes they are blocks [K / 256, N]. Scales and zeros are
-// [groups, column blocks] as stored.
+// significant bits first along N; of vector codes they are blocks [K / 256, N], of a trellis tiles
+// [K / 16, N / 16]. Scales and zeros are [groups, column blocks] as stored.
 //
 // It holds any legal weight. The oracle and the simple CUDA rows read it.
 //

@@ -15,15 +15,17 @@ TEST(Scheme, PrintsAndParses) {
         "w8ts+fp32",         "w2g32s",     "w2cm1",          "w8cz+1",         "w4g64r",
         "w4g32r:fp32+fp32",  "w4co:bf16",  "w4g128z+int8*c", "e2m1g16+e4m3*t", "e2m1g32+e8m0",
         "e4m3b128x128+fp32", "e4m3t+fp32", "e4m3c+bf16",     "t4g64+fp32",     "w4b0x16s",
-        "iq2_xxs",           "iq2_xs*t",   "iq1_m*c"}) {
+        "iq2_xxs",           "iq2_xs*t",   "iq1_m*c",        "trellis3*c",     "trellis8mcg",
+        "trellis1mul1*t"}) {
     const auto scheme = ParseScheme(text);
     ASSERT_TRUE(scheme.ok()) << text << ": " << scheme.status();
     EXPECT_EQ(ToString(*scheme), text);
   }
-  for (const char* text : {"",        "w",         "w4",          "w9g128z",  "w0cs",
-                           "w4g0z",   "w4g128q",   "w4g128z ",    "w4g128z+", "w4g128z+fp8",
-                           "w4b128",  "w4b128x1z", "a16w4g128z",  "w4g128r:", "e2m1g16*",
-                           "w4cm256", "e3m4c",     "iq2_xxsg256", "iq2",      "iq3_s+fp16"}) {
+  for (const char* text :
+       {"",           "w",          "w4",       "w9g128z",     "w0cs",        "w4g0z",
+        "w4g128q",    "w4g128z ",   "w4g128z+", "w4g128z+fp8", "w4b128",      "w4b128x1z",
+        "a16w4g128z", "w4g128r:",   "e2m1g16*", "w4cm256",     "e3m4c",       "iq2_xxsg256",
+        "iq2",        "iq3_s+fp16", "trellis",  "trellis9",    "trellis3g16", "trellis3x"}) {
     EXPECT_FALSE(ParseScheme(text).ok()) << text;
   }
 }
@@ -104,6 +106,17 @@ TEST(Scheme, ValidateNamesThePart) {
   d.scale_dtype = DType::kFp16;
   EXPECT_THAT(error(d), HasSubstr("got vector codes with other parts, expected blocks alone"));
   EXPECT_THAT(error(Vectors(VectorCode::kNone)), HasSubstr("got vector codes with other parts"));
+  d = Trellis(TrellisCode::kMcg, 3);
+  EXPECT_EQ(Validate(d, 16, 128).ToString(), "OK");
+  EXPECT_THAT(error(d, 24, 128), HasSubstr("K (in features): got 24, expected a multiple of 16"));
+  EXPECT_THAT(error(d), HasSubstr("N (out features): got 64, expected a multiple of 128"));
+  d.scale_dtype = DType::kFp16;
+  EXPECT_THAT(error(d, 16, 128), HasSubstr("got a trellis with other parts, expected tiles alone"));
+  EXPECT_THAT(error(Trellis(TrellisCode::kMul1, 9), 16, 128), HasSubstr("bits: got 9"));
+  EXPECT_THAT(error(Trellis(TrellisCode::kNone, 4), 16, 128), HasSubstr("with other parts"));
+  d = good;
+  d.trellis = TrellisCode::kMcg;
+  EXPECT_THAT(error(d), HasSubstr("code: got a trellis, expected none for other kinds"));
 }
 
 }  // namespace

@@ -133,6 +133,29 @@ TEST(HostWeight, BlocksOfVectorCodesHaveFiniteScales) {
   }
 }
 
+// Blocks decode to the elements that the oracle has one by one, whatever the bits and the codebook.
+TEST(Exact, BlocksOfATrellisHaveItsElements) {
+  for (const TrellisCode code : kTrellisCodes) {
+    for (int bits = 1; bits <= 8; ++bits) {
+      const HostWeight w = testing::RandomWeight(
+          {.k = 32, .n = 256, .scheme = Trellis(code, bits), .seed = uint64_t(bits)});
+      ASSERT_TRUE(Validate(w).ok()) << Validate(w);
+      std::vector<float> block(kTrellisTile * kTrellisColumns);
+      DecodeTrellis(w.scheme, w.Block(16, 128), block.data());
+      for (int col = 0; col < kTrellisColumns; ++col) {
+        for (int row = 0; row < kTrellisTile; ++row) {
+          ASSERT_EQ(block[col * kTrellisTile + row], WeightValue(w, 16 + row, 128 + col))
+              << ToString(w.scheme) << " row " << row << " column " << col;
+        }
+      }
+    }
+  }
+  HostWeight w =
+      testing::RandomWeight({.k = 16, .n = 128, .scheme = Trellis(TrellisCode::k3Inst, 3)});
+  w.codes.pop_back();
+  EXPECT_THAT(Error(w), HasSubstr("codes: got 767 bytes, expected 768"));
+}
+
 TEST(Exact, IsTheFormulaUpToItsRoundings) {
   for (const char* text : {"w4g16z", "w8cs", "w8g16z+bf16", "w1g8s", "w4g16r", "w4g16o+fp32",
                            "w4g16z+int8*c", "e2m1g16+e4m3*t", "e2m1g8+e8m0", "e4m3b16x4+fp32",

@@ -137,7 +137,7 @@ void FillOrder(Random* random, HostWeight* w) {
 
 HostWeight RandomWeight(const WeightSpec& spec) {
   WeightShape shape = {spec.k, spec.n, spec.scheme};
-  if (shape.scheme.block_rows >= spec.k && shape.scheme.code != CodeKind::kVector) {
+  if (shape.scheme.block_rows >= spec.k && shape.scheme.rows_of_code() == 1) {
     shape.scheme.block_rows = 0;
   }
   HostWeight out = MakeEmpty(shape);
@@ -145,6 +145,8 @@ HostWeight RandomWeight(const WeightSpec& spec) {
   Random random(spec.seed);
   if (spec.scheme.code == CodeKind::kVector) {
     FillBlocks(&random, spec.scales, &out);
+  } else if (spec.scheme.code == CodeKind::kTrellis) {
+    for (uint8_t& byte : out.codes) byte = static_cast<uint8_t>(random.Next());
   } else {
     FillCodes(&random, &out);
   }

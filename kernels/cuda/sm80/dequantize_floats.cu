@@ -157,7 +157,8 @@ absl::Status DequantizeFloats(const DequantizeParams& p, const QuantizationSchem
       return p.metas == 0 ? LaunchTo<Record<8, 0, CodeKind::kE4m3>>(p, out, config)
                           : LaunchTo<Record<8, 8, CodeKind::kE4m3>>(p, out, config);
     case CodeKind::kUnsigned:
-    case CodeKind::kVector:  // never in records
+    case CodeKind::kVector:  // never in records, as the next
+    case CodeKind::kTrellis:
       break;
   }
   return ForBits(d.bits, [&]<int kBits>() {

@@ -18,6 +18,8 @@ const KernelRow& PlainQMatmulA8ScaledRow();
 const KernelRow& VectorsDequantizeRow();
 const KernelRow& VectorsMatmulRow();
 const KernelRow& VectorsGroupedRow();
+const KernelRow& TrellisDequantizeRow();
+const KernelRow& TrellisMatmulRow();
 
 // The product of ScaledSumsA16 by sm80/stream_k.cuh on so many blocks, for tests whether that is
 // chosen or not. At most as many as multiprocessors and as records; compute capability 9.0 and

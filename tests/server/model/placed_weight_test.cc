@@ -146,6 +146,22 @@ TEST(TakeRowsTest, BlocksOfVectorCodesStayWhole) {
   EXPECT_FALSE(CanPartitionRows(block, {{0, 128}, {128, 256}})) << "though it is one group";
 }
 
+TEST(TakeRowsTest, TransformedColumnsOfATrellisStayTogether) {
+  const HostWeight whole =
+      RandomWeight({.k = 32, .n = 384, .scheme = ParseScheme("trellis3mcg*c").value()});
+  for (const ColumnSpan& span : SplitColumns(whole.n, 2, whole.scheme.block_cols)) {
+    const HostWeight part = CopyColumns(whole, span);
+    ASSERT_TRUE(Validate(part).ok()) << Validate(part);
+    for (int64_t n = 0; n < part.n; ++n) {
+      ASSERT_EQ(WeightValue(part, 17, n), WeightValue(whole, 17, span.begin + n));
+    }
+  }
+  const HostWeight part = CopyRows(whole, {16, 32});
+  for (int64_t n = 0; n < part.n; ++n) {
+    ASSERT_EQ(WeightValue(part, 1, n), WeightValue(whole, 17, n));
+  }
+}
+
 TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderAFactorOrATransform) {
   const auto can = [](const WeightSpec& spec) {
     return CanPartitionRows(RandomWeight(spec), SplitMlp(spec.k, 2));
