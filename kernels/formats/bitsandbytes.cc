@@ -1,6 +1,7 @@
 // Format "bitsandbytes": its 4-bit codes into a table of 16, nf4 and fp4, load_in_4bit.
 //
-//   weight U8, N * K / 2 bytes: the weight [N, K] in one run, the first code in the high half
+//   weight U8, N * K / 2 bytes, rounded up: the weight [N, K] in one run, the first code in the high
+//       half
 //   weight.quant_map F32 [16], the table
 //   weight.absmax F32 [N * K / blocksize]            W[k, n] = table[code] * absmax of its block
 //     or, quantised twice, U8, with weight.nested_quant_map F32 [256] and weight.nested_absmax F32,
@@ -120,10 +121,6 @@ absl::StatusOr<State> ReadState(const LinearTensors& tensors, bool nested) {
   AWQD_ASSIGN_OR_RETURN(out.n, WholeNumber(name, "shape", shape[0]));
   AWQD_ASSIGN_OR_RETURN(out.k, WholeNumber(name, "shape", shape[1]));
   AWQD_ASSIGN_OR_RETURN(out.block, WholeNumber(name, "blocksize", Member(state, "blocksize")));
-  if (out.k % 2 != 0) {
-    return BadTensor(name, absl::StrCat("K = ", out.k),
-                     "an even K: a byte with codes of two columns is not read");
-  }
   out.group = std::gcd(out.k, out.block);
   if (!nested) return out;
   AWQD_ASSIGN_OR_RETURN(out.nested_block,
@@ -194,7 +191,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   HostWeight out;
   out.n = state.n;
   out.k = state.k;
-  const int64_t bytes = state.n * state.k / 2;  // both are below 2^31
+  const int64_t bytes = CeilDiv(state.n * state.k, 2);  // both are below 2^31
   if (static_cast<int64_t>(weight->bytes.size()) != bytes) {
     return BadTensor("weight", absl::StrCat(weight->bytes.size(), " bytes"),
                      absl::StrCat(bytes, " for shape [", state.n, ", ", state.k, "]"));
@@ -207,7 +204,16 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   AWQD_ASSIGN_OR_RETURN(const std::vector<float> scales, DecodeScales(state, *absmax, tensors));
   out.scales = Transposed(ExpandToGroups(state, scales), out.n, out.groups(), sizeof(float));
   if (weight->unread()) return out;
-  out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kHigh);
+  if (out.k % 2 == 0) {
+    out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kHigh);
+    return out;
+  }
+  const auto read = [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
+    for (int64_t at = row * out.k + col; count > 0; --count, ++at) {
+      *to++ = at % 2 == 0 ? weight->bytes[at / 2] >> 4 : weight->bytes[at / 2] & 15;
+    }
+  };
+  out.codes = PackTransposed(out.n, out.k, 4, read);
   return out;
 }
 

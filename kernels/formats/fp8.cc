@@ -302,7 +302,12 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
                                    absl::StrCat(names.scale == DType::kE4m3 ? "F8_E4M3" : "U8",
                                                 " [N, K/group_size]")));
   AWQD_RETURN_IF_ERROR(CheckTensor(names.codes, *codes, {names.code_dtype}, 2));
-  AWQD_RETURN_IF_ERROR(CheckByteScales(names.scales, *scale, names.scale, 2));
+  DType type = names.scale;
+  if (IsFloating(type)) {
+    AWQD_ASSIGN_OR_RETURN(type, CheckScales(names.scales, *scale, 2, true));
+  } else {
+    AWQD_RETURN_IF_ERROR(CheckByteScales(names.scales, *scale, type, 2));
+  }
   HostWeight out;
   out.n = codes->shape[0];
   out.k = codes->shape[1] * 2;  // as many bytes as the shape says: doubled it fits
@@ -313,8 +318,8 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
   out.scheme = {.code = CodeKind::kE2m1,
                 .block_rows = BlockRows(rows, out.k),
                 .zero_kind = ZeroKind::kConstant,
-                .scale_dtype = names.scale};
-  out.scales = Transposed(scale->bytes, out.n, groups, 1);
+                .scale_dtype = type};
+  out.scales = Transposed(scale->bytes, out.n, groups, SizeOf(type));
   if (codes->unread()) return out;
   out.codes = TransposedNibbles(codes->bytes, out.n, out.k, names.first);
   return out;

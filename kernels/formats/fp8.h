@@ -40,8 +40,8 @@ absl::StatusOr<HostWeight> DecodeInt8(const LinearTensors& tensors);
 
 struct E2m1Tensors {
   absl::string_view codes = "weight";         // U8 [N, K/2]
-  absl::string_view scales = "weight_scale";  // one byte each, [N, K/group_size]
-  DType scale = DType::kE4m3;                 // or kE8m0
+  absl::string_view scales = "weight_scale";  // [N, K/group_size]
+  DType scale = DType::kE4m3;                 // or kE8m0; kFp32: F16, BF16 or F32
   int64_t group_size = 0;                     // -1: all of K; 0: not said
   absl::string_view code_dtype = "U8";
   FirstNibble first = FirstNibble::kLow;  // of the two k of a byte

@@ -104,6 +104,7 @@ def check(form, weights, values, tensors, state, name):
         back = dequantize(codes, given["weight_scale"], given.get("weight_zero_point"), args=scheme.weights)
     else:
         back = compressor.decompress(packed, scheme)["weight"]
+        back = back.float() if form == "mxfp8-quantized" else back  # BF16 holds E4M3 times powers of two
     assert back.dtype == torch.float32, (name, back.dtype)
     assert (back.numpy().view("<u4") == values.view("<u4")).all(), (name, "values differ")
     checked.append(name)
@@ -211,15 +212,21 @@ class Checkpoint:
             shape = (-(-n // block[0]), -(-k // block[1]))
         else:
             shape = {"tensor": (1,), "channel": (n, 1), "group": (n, k // (group or k))}[strategy]
-        scales = scale_type(self.random.uniform(1e-3, 2e-2, shape))
-        if strategy == "block":
-            cells = np.repeat(np.repeat(wide(scales), block[0], 0), block[1], 1)[:n, :k]
+        if stored == "mxfp8-quantized":
+            scales = self.random.integers(118, 124, shape).astype("u1")
+            factors = np.ldexp(np.float32(1), scales.astype(np.int64) - 127).astype(np.float32)
         else:
-            cells = wide(scales).reshape(1, 1) if strategy == "tensor" else np.repeat(wide(scales), k // shape[1], 1)
+            scales = scale_type(self.random.uniform(1e-3, 2e-2, shape))
+            factors = wide(scales)
+        if strategy == "block":
+            cells = np.repeat(np.repeat(factors, block[0], 0), block[1], 1)[:n, :k]
+        else:
+            cells = factors.reshape(1, 1) if strategy == "tensor" else np.repeat(factors, k // shape[1], 1)
         values = e4m3_values()[codes] * cells
         out = {"weight": Typed(codes, "F8_E4M3"), "weight_scale": scales}
         weights = weights_config(8, "float", strategy, group_size=group, block_structure=block)
-        check(stored or "float-quantized", weights, values, out, {"weight_scale": scales}, f"{self.model}/{path}")
+        check(stored or "float-quantized", weights, values, out,
+              {"weight_scale": factors if stored == "mxfp8-quantized" else scales}, f"{self.model}/{path}")
         settings = {"strategy": strategy, "group_size": group, "block_n": block and block[0], "block_k": block and block[1]}
         self.put(path, description, values, out, settings, self.bias(n) if bias else None, form, besides)
         return weights

@@ -44,13 +44,15 @@ void AddNoteOnce(absl::string_view text, std::string* note) {
 
 // --- A group ---
 
-// The format that a group, or else the checkpoint, names. "naive-quantized" is one of two.
+// The format that a group, or else the checkpoint, names. "naive-quantized" is one of
+// two, and "mxfp8-quantized" is FP8 in groups whose scales are powers of two.
 absl::StatusOr<std::string> ReadFormat(const Setting& group, const Setting& weights,
                                        const Setting& config) {
   AWQD_ASSIGN_OR_RETURN(std::string name, ReadWord(group, "format"));
   if (name.empty()) {
     AWQD_ASSIGN_OR_RETURN(name, ReadWord(config, "format"));
   }
+  if (name == "mxfp8-quantized") return std::string(kFloatQuantizedFormat.name);
   if (name != "naive-quantized") return name;
   AWQD_ASSIGN_OR_RETURN(const std::string type, ReadWord(weights, "type"));
   return std::string(type == "float" ? kFloatQuantizedFormat.name : kIntQuantizedFormat.name);

@@ -2,7 +2,8 @@
 //
 //   weight F8_E4M3 [N, K]       W[k, n] = weight[n, k] * scale
 //   weight_scale F32, BF16 or F16, by strategy: tensor [1] or []; channel [N, 1] or [N];
-//       group [N, K / group_size]; block [N / block_n, K / block_k], both rounded up
+//       group [N, K / group_size], of mxfp8-quantized U8 = exponent + 127;
+//       block [N / block_n, K / block_k], both rounded up
 //   weight_zero_point, of the shape of weight_scale: 0 everywhere
 //   bias [N], optional
 //   input_scale F32, BF16 or F16 [1] or [], input_zero_point 0: of static activations
@@ -121,6 +122,7 @@ absl::StatusOr<Fp8Scales> ScalesOf(const Settings& settings, const TensorView& s
       }
       return out;
     case Strategy::kGroup:
+      out.e8m0 = true;
       out.block_n = 1;
       out.block_k = settings.group_size == -1 ? kMostBlock : settings.group_size;
       return out;

@@ -44,6 +44,10 @@ def main():
     groups = Checkpoint(goldens, "naive", FORMAT)
     weights = groups.fp8("layer", "e4m3g32+fp32", 24, 96, "group", group=32, stored="naive-quantized")
     groups.write([group_config(["Linear"], weights)], form="naive-quantized")
+
+    powers = Checkpoint(goldens, "mxfp8", FORMAT)
+    weights = powers.fp8("layer", "e4m3g32+e8m0", 24, 96, "group", group=32, bias=True, stored="mxfp8-quantized")
+    powers.write([group_config(["Linear"], weights)], form="mxfp8-quantized")
     goldens.finish()
     report()
 

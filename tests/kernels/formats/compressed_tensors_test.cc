@@ -176,7 +176,8 @@ TEST(CompressedTensors, WhatHasNoEffectIsNoted) {
 TEST(CompressedTensors, RefusedFormats) {
   ExpectRefused(Read(Group("g", "\"Linear\"", kFourBits), "", "marlin-24"),
                 "config_groups.g.format: got \"marlin-24\", expected \"int-quantized\", ");
-  ExpectRefused(Read(Group("g", "\"Linear\"", kFourBits), "", "mxfp8-quantized"), "mxfp8");
+  ExpectRefused(Read(Group("g", "\"Linear\"", kFourBits), "", "mxfp8-quantized"),
+                "config_groups.g.type: got \"\", expected \"float\"");
   const auto one_of_two = Read(Group("g", "\"Linear\"", kFourBits) + "," +
                                Group("h", "\"x\"", kFourBits, R"(, "format": "dense")"));
   ASSERT_TRUE(one_of_two.ok()) << one_of_two.status();

@@ -87,7 +87,7 @@ TEST(Formats, TheNearestFormatsReasonComesFirst) {
 
 TEST(Formats, FamiliesThatAreNotReadAreNamed) {
   for (const auto& [method, family] :
-       {std::pair<std::string, std::string>{"aqlm", "AQLM"}, {"exl3", "ExLlamaV3"}}) {
+       {std::pair<std::string, std::string>{"aqlm", "AQLM"}, {"exl2", "ExLlamaV2"}}) {
     const absl::Status status = FindFormat(Method(method)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(status.message()), HasSubstr(family));

@@ -1,6 +1,8 @@
 // "quark": its settings, its tensors, and every refusal.
 #include <bit>
+#include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/exact.h"
@@ -110,16 +112,35 @@ std::vector<Refusal> Refusals() {
       {"ScaleIsNan",
        [](Linear* l) { l->Put<uint32_t>("weight_scale", 1, 0x7fc00000); },
        {"\"weight_scale\": got NaN at element 1"}},
-      {"ZeroPoint",
+      {"ZeroPointShape",
+       [](Linear* l) { l->Add("weight_zero_point", "I8", {3}); },
+       {"\"weight_zero_point\": got shape [3], expected [2]"}},
+      {"ZeroPointOfAll",
+       [](Linear* l) { l->Add("weight_zero_point", "I8", {}); },
+       {"\"weight_zero_point\": got shape [], expected [2]"}},
+      {"ZeroPointDtype",
+       [](Linear* l) { l->Add("weight_zero_point", "F32", {2}); },
+       {"\"weight_zero_point\": got dtype F32, expected I8"}},
+      {"SecondScale",
+       [](Linear* l) { l->Add("weight_scale_2", "F32", {}); },
+       {"\"weight_scale_2\": got it, expected none but with two quantisations"}},
+      {"NoZeroPointsWithoutSign",
        [](Linear* l) {
-         l->Add("weight_zero_point", "I8", {2});
-         l->Put<int8_t>("weight_zero_point", 1, 3);
+         l->Set("dtype", Word("uint8"));
+         l->Add("weight", "U8", {2, 3});
        },
-       {"\"weight_zero_point\": got other values than 0"}},
+       {"\"weight_zero_point\": got nothing"}},
       {"Fp4OfOtherCodes", With("dtype", Word("fp4")), {"\"weight\": got dtype I8, expected U8"}},
       {"Fp8OfOtherCodes", With("dtype", Word("fp8_e4m3")), {"\"weight\": got dtype I8"}},
       {"Uint4OfOtherCodes", With("dtype", Word("uint4")), {"\"weight\": got dtype I8"}},
-      {"Fp6", With("dtype", Word("fp6_e3m2")), {"dtype: got \"fp6_e3m2\", expected fp4"}},
+      {"Fp6OfOtherCodes", With("dtype", Word("fp6_e3m2")), {"\"weight\": got dtype I8"}},
+      {"Fp6OfPartsOfCodes",
+       [](Linear* l) {
+         l->Set("dtype", Word("fp6_e2m3"));
+         l->Add("weight", "U8", {2, 4});
+       },
+       {"\"weight\": got shape [2, 4], expected rows of whole codes"}},
+      {"E5m2", With("dtype", Word("fp8_e5m2")), {"dtype: got \"fp8_e5m2\", expected fp4"}},
       {"BiasShape", [](Linear* l) { l->Add("bias", "F16", {4}); }, {"\"bias\": got shape [4]"}},
   };
 }
@@ -190,14 +211,14 @@ TEST(QuarkFormat, SingleNamesThenWildcardsThenAllOthers) {
 }
 
 TEST(QuarkFormat, OneUnreadTypeTakesItsLinearsWithIt) {
-  const Setting fp6 = Weights({{"dtype", Word("fp6_e3m2")}});
-  const auto found = FindFormat(Config(Fp4(), {{"a.b", fp6}}));
+  const Setting e5m2 = Weights({{"dtype", Word("fp8_e5m2")}});
+  const auto found = FindFormat(Config(Fp4(), {{"a.b", e5m2}}));
   ASSERT_TRUE(found.ok()) << found.status();
   const auto& rules = found->config.rules;
   ASSERT_EQ(rules.size(), 2);
   EXPECT_EQ(rules[0].unread.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(rules[0].unread.message()),
-              HasSubstr("layer_quant_config.a.b.weight.dtype: got \"fp6_e3m2\""));
+              HasSubstr("layer_quant_config.a.b.weight.dtype: got \"fp8_e5m2\""));
   EXPECT_TRUE(rules[1].unread.ok());
 }
 
@@ -270,14 +291,13 @@ TEST(QuarkFormat, RefusesSettings) {
   };
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kOther = absl::StatusCode::kUnimplemented;
-  expect(with("dtype", Word("fp6_e3m2")), kOther, "global_quant_config.weight.dtype: got \"fp6");
-  expect(with("scale_format", Word("float32")), kOther, "scale_format: got \"float32\"");
-  expect(with("group_size", Setting::Literal(int64_t{16})), kOther, "group_size: got 16");
+  expect(with("dtype", Word("mx9")), kOther, "global_quant_config.weight.dtype: got \"mx9");
+  expect(with("scale_format", Word("e4m3")), kOther, "scale_format: got \"e4m3\"");
   expect(with("qscheme", Word("per_tensor")), kOther, "qscheme: got \"per_tensor\"");
-  expect(with("dtype", Word("int8")), kOther,
+  expect(with("dtype", Word("fp8_e4m3")), kOther,
          "qscheme: got \"per_group\", expected \"per_tensor\"");
-  expect(Weights({{"dtype", Word("int8")}, {"symmetric", Setting::Literal(false)}}), kOther,
-         "symmetric: got false");
+  expect(Weights({{"dtype", Word("fp8_e4m3")}, {"qscheme", Word("per_block")}}), kInvalid,
+         "block_n, block_k: got nothing");
   expect(with("ch_axis", Setting::Literal(int64_t{0})), kOther, "ch_axis: got 0, expected -1");
   expect(Weights({{"dtype", Word("int8")},
                   {"qscheme", Word("per_channel")},
@@ -289,9 +309,87 @@ TEST(QuarkFormat, RefusesSettings) {
   expect(Weights({}), kInvalid, "dtype: got nothing");
   expect(Object({}), kInvalid, "global_quant_config: got no quantisation of weights");
   Setting order = Config(Weights({{"dtype", Word("int4")}}), {});
-  order.members["export"].members["pack_method"] = Word("order");
+  order.members["export"].members["pack_method"] = Word("shuffle");
   EXPECT_THAT(std::string(FindFormat(order).status().message()),
-              HasSubstr("pack_method: got \"order\", expected \"reorder\""));
+              HasSubstr("pack_method: got \"shuffle\", expected \"reorder\""));
+}
+
+Setting Twice(Members first, Members second) {
+  return Object({{"weight", List({Object(std::move(first)), Object(std::move(second))})}});
+}
+
+TEST(QuarkFormat, TwoQuantisationsAreCodesAndTheirScalesOrTheirFirstStage) {
+  const Members fp4 = Fp4().members.at("weight").members;
+  const auto read = [](Setting global) { return FindFormat(Config(std::move(global), {})); };
+  const auto scaled =
+      read(Twice(fp4, {{"dtype", Word("fp8_e5m3")}, {"is_scale_quant", Setting::Literal(true)}}));
+  ASSERT_TRUE(scaled.ok()) << scaled.status();
+  const Members& codes = scaled->config.rules[0].settings.members;
+  EXPECT_EQ(codes.at("scale_dtype").text, "fp8_e5m3");
+  EXPECT_EQ(codes.at("dtype").text, "fp4");
+  EXPECT_FALSE(codes.contains("scale_format"));
+  const Members int4 = {{"dtype", Word("int4")}, {"qscheme", Word("per_channel")}};
+  const auto staged = read(Twice({{"dtype", Word("fp8_e4m3")}}, int4));
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  const Setting& settings = staged->config.rules[0].settings;
+  EXPECT_EQ(settings.members.at("stage_dtype").text, "fp8_e4m3");
+  EXPECT_EQ(settings.members.at("dtype").text, "int4");
+  const auto none = [](absl::string_view) { return false; };
+  EXPECT_EQ(kQuarkFormat.lacks(settings, none), "weight_scale_2");
+  for (const auto& [first, second, says] : std::vector<std::tuple<Members, Members, std::string>>{
+           {{{"dtype", Word("int4")}}, fp4, "weight: got a list with fp4"},
+           {int4,
+            {{"dtype", Word("fp8_e4m3")}, {"is_scale_quant", Setting::Literal(true)}},
+            "weight: got a list with int4"},
+           {{{"dtype", Word("fp8_e5m2")}}, int4, "stage_dtype: got \"fp8_e5m2\""},
+           {fp4,
+            {{"dtype", Word("int8")}, {"is_scale_quant", Setting::Literal(true)}},
+            "scale_dtype: got \"int8\""}}) {
+    EXPECT_THAT(std::string(read(Twice(first, second)).status().message()), HasSubstr(says));
+  }
+}
+
+TEST(QuarkFormat, EveryCodeOfSixBits) {
+  for (const auto& [dtype, mantissa_bits, bias] :
+       {std::tuple("fp6_e2m3", 3, 1), std::tuple("fp6_e3m2", 2, 3)}) {
+    Linear linear = {.format = &kQuarkFormat};
+    linear.Set("dtype", Word(dtype));
+    linear.Add("weight", "U8", {1, 48});
+    linear.Add("weight_scale", "U8", {1, 2});
+    for (int i = 0; i < 2; ++i) linear.Put<uint8_t>("weight_scale", i, 128);
+    for (int code = 0; code < 64; code += 4) {
+      const uint32_t four = code | (code + 1) << 6 | (code + 2) << 12 | (code + 3) << 18;
+      for (int i = 0; i < 3; ++i) linear.Put<uint8_t>("weight", code / 4 * 3 + i, four >> 8 * i);
+    }
+    const auto weight = linear.Decode();
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+    for (int code = 0; code < 64; ++code) {
+      const int exponent = (code & 31) >> mantissa_bits, whole = 1 << mantissa_bits;
+      const float mantissa = static_cast<float>(code % whole) / static_cast<float>(whole);
+      const float magnitude = exponent == 0 ? std::ldexp(mantissa, 1 - bias)
+                                            : std::ldexp(1 + mantissa, exponent - bias);
+      EXPECT_EQ(WeightValue(*weight, code, 0), 2 * (code < 32 ? magnitude : -magnitude))
+          << dtype << " " << code;
+    }
+  }
+}
+
+TEST(QuarkFormat, Fp8OfBlocks) {
+  Setting weights = Weights({{"dtype", Word("fp8_e4m3")}, {"qscheme", Word("per_block")}});
+  weights.members["weight"].members["block_size"] =
+      List({Setting::Literal(int64_t{2}), Setting::Literal(int64_t{4})});
+  const auto found = FindFormat(Config(weights, {}));
+  ASSERT_TRUE(found.ok()) << found.status();
+  Linear linear = {.format = &kQuarkFormat, .settings = found->config.rules[0].settings};
+  linear.Add("weight", "F8_E4M3", {4, 8});
+  linear.Add("weight_scale", "BF16", {2, 2});
+  linear.Put<uint8_t>("weight", 3 * 8 + 4, 0x38);   // 1
+  linear.Put<uint16_t>("weight_scale", 3, 0x4040);  // 3
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(ToString(weight->scheme), "e4m3b4x2+bf16");
+  EXPECT_EQ(WeightValue(*weight, 4, 3), 3.0f);
 }
 
 }  // namespace
