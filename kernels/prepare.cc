@@ -7,6 +7,7 @@
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
+#include "kernels/lending/arena.h"
 
 namespace awqd {
 namespace {
@@ -86,8 +87,13 @@ absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const Devic
   return out;
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
-    const HostWeight& weight, Device& device, absl::Span<const KernelRow* const> rows) {
+namespace {
+
+// `arena`: may be null.
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(const HostWeight& weight,
+                                                            Device& device,
+                                                            absl::Span<const KernelRow* const> rows,
+                                                            WeightArena* arena) {
   AWQD_RETURN_IF_ERROR(Validate(weight));
   auto out = std::make_shared<DeviceWeight>();
   out->shape = ShapeOf(weight);
@@ -99,9 +105,25 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
   out->layout = plan.layout;
   out->plan = std::move(plan.rows);
   out->sections = SectionsOf(*out->layout, out->shape, &weight);
-  AWQD_ASSIGN_OR_RETURN(out->storage, device.Allocate(MemoryKind::kWeights, out->sections.total()));
+  const int64_t bytes = out->sections.total();
+  AWQD_ASSIGN_OR_RETURN(out->storage, arena == nullptr
+                                          ? device.Allocate(MemoryKind::kWeights, bytes)
+                                          : arena->Allocate(bytes));
   AWQD_RETURN_IF_ERROR(Pack(weight, device, out.get()));
   return std::shared_ptr<const DeviceWeight>(std::move(out));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
+    const HostWeight& weight, Device& device, absl::Span<const KernelRow* const> rows) {
+  return Prepare(weight, device, rows, nullptr);
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeightIn(WeightArena& arena,
+                                                                    const HostWeight& weight,
+                                                                    Device& device) {
+  return Prepare(weight, device, AllKernels(), &arena);
 }
 
 }  // namespace awqd

@@ -214,6 +214,7 @@ class ServerImpl final : public Server {
     AWQD_ASSIGN_OR_RETURN(auto engines, MakeEngines(devices, options_.engine));
     engine_ = engine::MakeRoutingEngine(std::move(engines));
     models_->set_require_all_weights(options_.require_all_weights);
+    models_->set_lend(!options_.rpc.lend_path.empty());
     models_->set_before_serving(
         [this](const model::Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(recorder_, MakeCallRecorder(options_));

@@ -8,6 +8,7 @@
 #include "kernels/backends.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/device.h"
+#include "kernels/lending/arena.h"
 
 namespace awqd {
 
@@ -18,7 +19,7 @@ namespace awqd {
 CpuIsa DetectIsa();
 
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
-class CpuDevice final : public Device {
+class CpuDevice final : public Device, public MemoryExporter {
  public:
   CpuDevice(const DeviceOptions& options, std::optional<int> index);
 
@@ -27,6 +28,9 @@ class CpuDevice final : public Device {
   void SetBudget(int64_t bytes) override { budget_ = bytes; }
   int64_t UsedBytes() const override { return used_; }
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override;
+  // A memfd that nobody can resize, nor write but through this process's mapping.
+  absl::StatusOr<ExportedMemory> Export(int64_t bytes) override;
+  absl::StatusOr<Buffer> Import(const UniqueFd& descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
   absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                             StreamView stream) override;

@@ -113,7 +113,7 @@ void AddDeviceFlags(FlagTable& table, Options& options) {
       "a kernel for it and the request does not say otherwise. On a CPU this takes half to three "
       "quarters of the time, with an error of about 1 % instead of 0.02 %.");
   table.Flag("fp8_activations", options.rpc.fp8_activations,
-             "Round floating-point activations of QuantizedMatmul to E4M3 where the weight's "
+             "Round floating-point activations of products to E4M3 where the weight's "
              "checkpoint declares it and the request does not say otherwise (FP8_AS_DECLARED). "
              "Hopper GPUs multiply them at twice the rate of 16 bits; the error is about 4 %.");
 }
@@ -170,12 +170,13 @@ void AddSecurityFlags(FlagTable& table, security::Options& security) {
   table.Value("tls_client_ca", security.tls_client_ca,
               "PEM file of CAs; clients must then show a certificate that one of them signed "
               "(mTLS). --tokens can give these clients names and roles.");
-  table.Value("tokens", security.tokens,
-              "File of the identities that may call. A line has a name, roles separated by commas "
-              "(infer, read, admin, metrics), and one of: sha256:DIGEST of a token, as awqctl "
-              "token prints it; or cert:cn:NAME, cert:dns:NAME and so on of a client certificate. "
-              "Calls without a known token or certificate, or without the method's role, are "
-              "refused. The file is read again within two seconds of a change.");
+  table.Value(
+      "tokens", security.tokens,
+      "File of the identities that may call. A line has a name, roles separated by commas "
+      "(infer, read, admin, metrics, attach), and one of: sha256:DIGEST of a token, as awqctl "
+      "token prints it; or cert:cn:NAME, cert:dns:NAME and so on of a client certificate. "
+      "Calls without a known token or certificate, or without the method's role, are "
+      "refused. The file is read again within two seconds of a change.");
   table.Flag("insecure_tokens", security.insecure_tokens,
              "Accept tokens without TLS on addresses that other machines can reach, for gRPC and "
              "for metrics. Anybody on the network path can then read them. Use it behind a proxy "
@@ -304,6 +305,18 @@ void AddRingFlags(FlagTable& table, ring::Options& ring) {
   table.Bytes("max_ring_bytes", ring.max_bytes, 4096, int64_t{1} << 40,
               "Largest payload of a ring, for tensors. The memory is taken as it is used, and "
               "counts for no other limit.");
+}
+
+void AddLendingFlags(FlagTable& table, std::string& path) {
+  table.Group("Lending");
+  table.Value(
+      "lend", path,
+      "Socket file at which processes of this machine lease the weights of models: they map "
+      "the server's memory, for reading, and compute with libawqd. Default: off. It has the "
+      "permissions --unix_socket_mode and, with --tokens, needs the role attach. Weights then "
+      "lie in one allocation for each model and device, which lives until nobody has it "
+      "mapped. On a GPU a borrower could map it for writing: lend to processes that you "
+      "trust with the results.");
 }
 
 void AddBatchFlags(FlagTable& table, Options& options) {
@@ -454,6 +467,7 @@ void AddFlags(CLI::App* app, Options* options) {
   AddLimitFlags(table, *options);
   AddSharedMemoryFlags(table, options->rpc.shared_memory);
   AddRingFlags(table, options->rpc.ring);
+  AddLendingFlags(table, options->rpc.lend_path);
   AddBatchFlags(table, *options);
   AddLifecycleFlags(table, *options);
   AddLogFlags(table, *options);

@@ -20,7 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "client/command_line/help.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/hub_cache.h"
+#include "kernels/checkpoint/model_folder.h"
 #include "server/config/config_file.h"
 #include "server/config/flag_table.h"
 #include "server/otlp/otlp_exporter.h"
@@ -28,6 +28,16 @@
 
 namespace awqd {
 namespace {
+
+// Takes "unix:" from a path, and checks it. An empty one stays.
+absl::Status ResolveSocketPath(std::string* path) {
+  if (path->empty()) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(
+      const transport::ListenAddress address,
+      transport::ParseListenAddress(absl::StartsWith(*path, "unix:") ? *path : "unix:" + *path));
+  *path = address.socket_path;
+  return absl::OkStatus();
+}
 
 absl::Status CheckEachOnce(const std::vector<repository::NamedFolder>& models) {
   std::map<std::string, std::string> paths;
@@ -194,12 +204,8 @@ absl::Status CompleteOptions(Options& options) {
     AWQD_RETURN_IF_ERROR(
         Prefixed("--shared_memory_prefix", services::CheckSharedMemoryPrefix(text)));
   }
-  if (std::string& path = rpc.ring.path; !path.empty()) {
-    const auto address =
-        transport::ParseListenAddress(absl::StartsWith(path, "unix:") ? path : "unix:" + path);
-    AWQD_RETURN_IF_ERROR(Prefixed("--ring_path", address.status()));
-    path = address->socket_path;
-  }
+  AWQD_RETURN_IF_ERROR(Prefixed("--ring_path", ResolveSocketPath(&rpc.ring.path)));
+  AWQD_RETURN_IF_ERROR(Prefixed("--lend", ResolveSocketPath(&rpc.lend_path)));
   if (transport.memory_quota_bytes == 0) {
     transport.memory_quota_bytes = 16 * transport.max_receive_message_bytes;
   }

@@ -55,6 +55,7 @@ struct Model {
   int64_t device_bytes = 0;                   // on all devices
   std::map<const Device*, int64_t> bytes_on;  // on each that holds any of it
   int64_t load_ms = 0;
+  Arenas arenas;  // empty where nothing is lent
 
   // For people: how many quantised weights are not served, and the reason of the first. Empty where
   // all are.

@@ -56,14 +56,12 @@ ProgressSinks TellNeedsFirst(const ProgressSinks& sinks, std::string needs) {
   return out;
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
-                                                               const LinearLocation& linear,
-                                                               const LoadTarget& target,
-                                                               const Paths& paths,
-                                                               std::vector<uint8_t>* scratch) {
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
+    const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
+    const Paths& paths, const Arenas& arenas, std::vector<uint8_t>* scratch) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   const Place place = ChoosePlace(linear.path, paths, target);
-  auto out = PlaceWeight(weight, place.devices, place.placing);
+  auto out = PlaceWeight(weight, place.devices, place.placing, arenas);
   if (out.ok()) {
     auto counting = std::make_shared<PlacedWeight>(**out);
     counting->statistics = target.statistics;
@@ -73,6 +71,24 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint&
   return absl::Status(status.code(),
                       absl::StrCat("weight ", Quoted(linear.path), ": ", status.message(),
                                    absl::IsResourceExhausted(status) ? Advice(target) : ""));
+}
+
+// Allocates what the plan says that the weights take, and which is exact.
+absl::Status MakeArenas(const LoadTarget& target, const MemoryPlan& plan, Model* model) {
+  if (!target.lend) return absl::OkStatus();
+  for (Device* device : target.devices) {
+    const auto planned = plan.weights.find(device);
+    if (planned == plan.weights.end()) continue;
+    auto arena = WeightArena::Create(*device, planned->second);
+    if (!arena.ok()) {
+      return absl::Status(
+          arena.status().code(),
+          absl::StrCat("model \"", model->name, "\": ", arena.status().message(),
+                       absl::IsResourceExhausted(arena.status()) ? Advice(target) : ""));
+    }
+    model->arenas.emplace(device, *std::move(arena));
+  }
+  return absl::OkStatus();
 }
 
 void AddWeight(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Model* model) {
@@ -122,7 +138,8 @@ absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, con
         }
         const LinearLocation& linear = linears[i];
         if (plan.unserved.contains(linear.path)) return absl::OkStatus();
-        auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader]);
+        auto weight =
+            LoadWeight(checkpoint, linear, target, paths, model->arenas, &scratch[reader]);
         if (!weight.ok() && !ConcernsOneLinear(weight.status())) return weight.status();
         MutexLock lock(&mu);
         if (weight.ok()) {
@@ -223,6 +240,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
       TellNeedsFirst(sinks, absl::StrCat("model \"", name, "\": needs ", plan.ToString())),
       absl::Now);
   if (target.require_all) AWQD_RETURN_IF_ERROR(model->CheckAllServed());
+  AWQD_RETURN_IF_ERROR(MakeArenas(target, plan, model.get()));
   AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
   if (target.require_all) AWQD_RETURN_IF_ERROR(model->CheckAllServed());

@@ -91,12 +91,16 @@ const HostWeight& CopySlice(const HostWeight& weight, const Slice& slice, HostWe
 }
 
 absl::StatusOr<WeightPart> PrepareSlice(const HostWeight& weight, const Slice& slice,
-                                        Device& device) {
+                                        Device& device, const Arenas& arenas) {
   HostWeight copy;
   const HostWeight& mine = CopySlice(weight, slice, &copy);
-  AWQD_RETURN_IF_ERROR(CheckRoom(mine, device));
   WeightPart out;
-  AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device));
+  if (const auto arena = arenas.find(&device); arena != arenas.end()) {
+    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeightIn(*arena->second, mine, device));
+  } else {
+    AWQD_RETURN_IF_ERROR(CheckRoom(mine, device));
+    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device));
+  }
   if (!slice.whole) (slice.rows ? out.row_begin : out.col_begin) = slice.span.begin;
   return out;
 }
@@ -274,8 +278,8 @@ HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
 
 bool CanPartitionRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
   const int64_t group = weight.group_rows();
-  // A block of vector codes stays whole, even if it is the only one.
-  const bool any = group == weight.k && weight.scheme.code != CodeKind::kVector;
+  // A block of vector codes or of a trellis stays whole, even if it is the only one.
+  const bool any = group == weight.k && weight.scheme.rows_of_code() == 1;
   return weight.order.empty() && !weight.transforms_input() &&
          absl::c_all_of(spans,
                         [&](const ColumnSpan& span) { return any || span.begin % group == 0; });
@@ -319,7 +323,8 @@ absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
-                                                                Placing placing) {
+                                                                Placing placing,
+                                                                const Arenas& arenas) {
   AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is sliced
   auto out = std::make_shared<PlacedWeight>();
   out->shape = ShapeOf(weight);
@@ -329,7 +334,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight
   std::vector<absl::StatusOr<WeightPart>> parts(slices.size());
   ParallelFor(slices.size(), [&](size_t i) {
     try {
-      parts[i] = PrepareSlice(weight, slices[i], *devices[i]);
+      parts[i] = PrepareSlice(weight, slices[i], *devices[i], arenas);
     } catch (const std::bad_alloc&) {
       parts[i] = absl::ResourceExhaustedError("host memory ran out while it was packed");
     }

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/checkpoint/experts.h"
+#include "kernels/lending/arena.h"
 #include "kernels/weight.h"
 #include "server/model/model_statistics.h"
 
@@ -126,12 +127,17 @@ int64_t HostBytes(const HostWeight& weight);
 // as PreparedBytes.
 absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device);
 
-// Puts the weight on the devices, one or more, at the same time. Blocks. RESOURCE_EXHAUSTED naming
+// The memory of a model's weights on each device, where other processes may map it.
+using Arenas = std::map<const Device*, std::shared_ptr<WeightArena>>;
+
+// Puts the weight on the devices, one or more, at the same time: into the arena of a device that has
+// one. Blocks. RESOURCE_EXHAUSTED naming
 // the device that has no room; other errors as PrepareWeight, of the first device that has one. On
 // an error nothing stays allocated on any of them.
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
-                                                                Placing placing);
+                                                                Placing placing,
+                                                                const Arenas& arenas = {});
 
 // The place of an expert in an expert-parallel stack.
 struct ExpertPlace {

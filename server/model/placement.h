@@ -32,6 +32,8 @@ struct LoadTarget {
   int readers = 2;
   // Whether a load fails where a quantised linear cannot be read. Else the others are served.
   bool require_all = false;
+  // Whether other processes may map the weights: each device has those of the model in one arena.
+  bool lend = false;
 
   // Whether the devices need room for the model together, not each for all of it.
   bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }

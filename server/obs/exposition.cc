@@ -356,6 +356,15 @@ class Exposition {
       connections.AddSeries({{"reason", reason}}, count);
     }
     Show(std::move(connections));
+    if (all_.leases) {
+      Family leases = Gauge("awqd_leases", "Processes that have leased the weights of a model.");
+      for (const auto& [model, count] : all_.leases->of_model) {
+        leases.AddSeries({{"model", model}}, count);
+      }
+      Show(leases);
+      Show(Counter("awqd_leases_refused_total", "Leases that were asked for and refused.")
+               .AddSeries({}, all_.leases->refused));
+    }
     if (all_.rings) {
       Show(
           Gauge("awqd_rings", "Rings of clients on this machine, and connections that ask for one.")

@@ -91,6 +91,12 @@ struct RingStats {
   int64_t sleeps = 0;   // of the thread that polls them
 };
 
+// Weights that other processes map.
+struct LeaseStats {
+  std::vector<std::pair<std::string, int64_t>> of_model;  // leases, of models that have any
+  int64_t refused = 0;
+};
+
 // Memory of GPUs that clients share.
 struct SharedDeviceMemoryStats {
   int64_t regions = 0, bytes = 0;
@@ -112,7 +118,8 @@ struct Snapshot {
   int64_t rejected = 0;  // calls that came while the server stopped
   // Connections that were closed or refused since the start, by reason.
   std::vector<std::pair<std::string, int64_t>> refused_connections;
-  std::optional<RingStats> rings;  // none without --ring_path
+  std::optional<RingStats> rings;    // none without --ring_path
+  std::optional<LeaseStats> leases;  // none without --lend
   // None without --cuda_shared_memory.
   std::optional<SharedDeviceMemoryStats> shared_device_memory;
   std::optional<absl::Time> certificate_expiry;  // the server's; none without TLS

@@ -11,10 +11,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/hub_cache.h"
+#include "kernels/checkpoint/model_folder.h"
 #include "kernels/checkpoint/quant_settings.h"
 
 namespace awqd::repository {
@@ -57,9 +56,7 @@ absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::
 // folder in it, consists of links to the blobs beside "snapshots", so the folder of both is its root.
 // The root of a file is the folder that holds it, and its other parts.
 absl::StatusOr<RepositoryRoot> OpenNamed(const NamedFolder& folder, std::string* path) {
-  absl::string_view shown = folder.path;
-  while (shown.size() > 1 && absl::ConsumeSuffix(&shown, "/")) {
-  }
+  const absl::string_view shown = model::WithoutSlashes(folder.path);
   *path = folder.name;
   const std::optional<std::string> cache = model::FolderOfSnapshot(shown);
   if (cache && !cache->empty()) {

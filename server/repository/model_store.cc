@@ -85,7 +85,8 @@ absl::StatusOr<std::shared_ptr<model::Model>> ModelStore::LoadFromDisk(const std
   const model::LoadTarget target = {.devices = std::move(targets),
                                     .sharding = sharding_,
                                     .statistics = begun.statistics,
-                                    .require_all = require_all};
+                                    .require_all = require_all,
+                                    .lend = lend_};
   AWQD_ASSIGN_OR_RETURN(
       std::shared_ptr<model::Model> model,
       model::LoadModel(*folder.root, folder.path, name, target, cancelled_,

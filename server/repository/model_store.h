@@ -75,6 +75,8 @@ class ModelStore {
 
   // Every load fails where a quantised weight cannot be read. Set before the first load.
   void set_require_all_weights(bool require) { require_all_weights_ = require; }
+  // Other processes may map the weights. Set before the first load.
+  void set_lend(bool lend) { lend_ = lend; }
 
   // --- Explicit requests ---
 
@@ -232,7 +234,7 @@ class ModelStore {
   const model::ProgressLog log_;
   const model::ProgressLog bar_;
   BeforeServing before_serving_;
-  bool require_all_weights_ = false;
+  bool require_all_weights_ = false, lend_ = false;
   std::atomic<bool> cancelled_{false};
   Histogram loads_{kLoadBounds}, failed_loads_{kLoadBounds};
   mutable Mutex mu_;

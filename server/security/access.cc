@@ -50,6 +50,8 @@ std::optional<Role> Access::RequiredRole(Need need) const {
       return Role::kRead;
     case Need::kMetrics:
       return Role::kMetrics;
+    case Need::kAttach:
+      return Role::kAttach;
     case Need::kAdmin:
       return Role::kAdmin;
     case Need::kModelControl:

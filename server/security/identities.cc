@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

@@ -11,7 +11,8 @@
 namespace awqd::security {
 namespace {
 
-constexpr std::array<absl::string_view, kRoles> kNames = {"infer", "read", "admin", "metrics"};
+constexpr std::array<absl::string_view, kRoles> kNames = {"infer", "read", "admin", "metrics",
+                                                          "attach"};
 
 }  // namespace
 
@@ -25,7 +26,8 @@ absl::StatusOr<Roles> ParseRoles(absl::string_view text) {
       if (kNames[i] == word) found = i;
     }
     if (found == kRoles) {
-      return BadValue("roles", QuoteIfShort(word), "a list of infer, read, admin and metrics");
+      return BadValue("roles", QuoteIfShort(word),
+                      "a list of infer, read, admin, metrics and attach");
     }
     roles.Insert(static_cast<Role>(found));
   }

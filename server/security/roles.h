@@ -14,10 +14,11 @@ enum class Role : uint8_t {
   kRead,     // read: models, metadata of weights, the server's state, reflection
   kAdmin,    // administer: load and unload models, list connections
   kMetrics,  // read metrics
+  kAttach,   // map the memory of weights
 };
-inline constexpr int kRoles = 4;
+inline constexpr int kRoles = 5;
 
-// Returns "infer", "read", "admin" or "metrics".
+// Returns "infer", "read", "admin", "metrics" or "attach".
 absl::string_view Name(Role role);
 
 // A set of roles. No role implies another.
@@ -42,6 +43,7 @@ enum class Need : uint8_t {
   kInfer,
   kRead,
   kMetrics,
+  kAttach,
   kAdmin,
   kModelControl,  // as Options::model_control says
   kIdentity,      // any role

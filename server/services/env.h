@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
+#include "server/lending/lend_server.h"
 #include "server/obs/snapshot.h"
 #include "server/repository/idle_models.h"
 #include "server/repository/model_store.h"
@@ -41,6 +42,7 @@ struct Options {
   // GPUs whose memory clients may share. They outlive the server.
   std::vector<Device*> sharing_devices;
   ring::Options ring;
+  std::string lend_path;  // of the socket; empty: no weights are lent
   bool reflection = true;
   // How long a reflection stream may be open without asking: there are few of them for all clients.
   absl::Duration reflection_idle = absl::Seconds(30);
@@ -80,7 +82,8 @@ struct Env {
   std::unique_ptr<TaskQueue> pages;     // walks over models that do not wait for a disk as lists do
   std::unique_ptr<TaskQueue> parsings;  // large requests
   std::unique_ptr<TaskQueue> packings;  // inline weights
-  std::unique_ptr<ring::RingServer> rings;  // null without --ring_path
+  std::unique_ptr<ring::RingServer> rings;      // null without --ring_path
+  std::unique_ptr<lending::LendServer> lender;  // null without --lend
   // Loads models that were unloaded while idle.
   std::unique_ptr<repository::LoadOnDemand> on_demand;
   absl::Time started = absl::Now();

@@ -35,7 +35,7 @@ void FillUnserved(const std::string& path, const absl::Status& reason, v1::Unser
   out->set_code(static_cast<int32_t>(reason.code()));
 }
 
-void FillSummary(const model::Model& model, v1::ModelSummary* out) {
+void FillSummary(const Env& env, const model::Model& model, v1::ModelSummary* out) {
   const model::Losses losses = model::FindLosses(model);
   out->set_name(model.name);
   out->set_state(losses.weights > 0 ? v1::FAILED : v1::READY);
@@ -48,6 +48,7 @@ void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_version(model.version);
   out->set_stacks(static_cast<int32_t>(model.stacks.size()));
   out->set_loaded_share(1);
+  if (env.lender != nullptr) out->set_leases(env.lender->leases(model.name));
 }
 
 // "a/row", or "a/row, b/row from 33 tokens on".
@@ -240,7 +241,7 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
   if (!found.ok()) return UnavailableWhileStarting(env, request.name(), found.status());
   const model::Model& model = **found;
   AWQD_ASSIGN_OR_RETURN(const PageStart start, ParsePageToken(request.page_token(), model));
-  FillSummary(model, response->mutable_model());
+  FillSummary(env, model, response->mutable_model());
   response->set_ignored_tensors(model.ignored_tensors);
   response->set_quant_method(model.quant_method);
   FillPage(model, start, request.page_size(), PageBytes(env.options), response);
@@ -250,11 +251,12 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
 absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsResponse* response) {
   for (const repository::ModelStatus& status : env.models->List()) {
     v1::ModelSummary* summary = response->add_models();
-    if (status.model != nullptr) FillSummary(*status.model, summary);
+    if (status.model != nullptr) FillSummary(env, *status.model, summary);
     summary->set_name(status.name);
     summary->set_state(kStates[static_cast<int>(status.state)]);
     summary->set_message(status.message);
     summary->set_loaded_share(status.loaded_share);
+    if (env.lender != nullptr) summary->set_leases(env.lender->leases(status.name));
     if (status.model == nullptr) summary->set_device_bytes(status.planned_bytes);
   }
   return absl::OkStatus();
@@ -264,7 +266,7 @@ absl::Status Load(const Env& env, const v1::LoadModelRequest& request,
                   v1::LoadModelResponse* response) {
   AWQD_ASSIGN_OR_RETURN(const ModelPtr model,
                         LoadModel(env, request.name(), request.require_all_weights()));
-  FillSummary(*model, response->mutable_model());
+  FillSummary(env, *model, response->mutable_model());
   response->set_load_ms(model->load_ms);
   response->set_ignored_tensors(model->ignored_tensors);
   for (const auto& [path, reason] : model->unserved) {

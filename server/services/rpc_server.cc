@@ -89,6 +89,7 @@ obs::Snapshot RpcServer::Snapshot(Plans plans) const {
   out.serving = env_.serving;
   grpc_.AddStatistics(&out);
   if (env_.rings != nullptr) out.rings = env_.rings->statistics();
+  if (env_.lender != nullptr) out.leases = env_.lender->statistics();
   if (!env_.options.sharing_devices.empty())
     out.shared_device_memory = env_.regions->SweepDevices();
   return out;
@@ -97,7 +98,8 @@ obs::Snapshot RpcServer::Snapshot(Plans plans) const {
 void RpcServer::Shutdown(absl::Duration grace) {
   env_.serving = false;
   health_.Stop();
-  grpc_.Shutdown(absl::Now() + grace);  // waits for the calls of rings too
+  if (env_.lender != nullptr) env_.lender->Stop();  // borrowers need nothing more of it
+  grpc_.Shutdown(absl::Now() + grace);              // waits for the calls of rings too
   if (env_.rings != nullptr) env_.rings->Stop();
   for (TaskQueue* queue : {env_.parsings.get(), env_.packings.get(), env_.loads.get(),
                            env_.lists.get(), env_.pages.get()}) {
@@ -136,6 +138,14 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& optio
     const transport::Options& transport = options.transport;
     AWQD_RETURN_IF_ERROR(Prefixed(
         "ring_path", env.rings->Start(transport.unix_socket_mode, transport.handshake_timeout)));
+  }
+  if (!options.lend_path.empty()) {
+    env.lender =
+        std::make_unique<lending::LendServer>(models, &env.admission->access(), &env.starting);
+    const transport::Options& transport = options.transport;
+    AWQD_RETURN_IF_ERROR(
+        Prefixed("lend", env.lender->Start(options.lend_path, transport.unix_socket_mode,
+                                           transport.handshake_timeout)));
   }
   return server;
 }

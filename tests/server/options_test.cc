@@ -62,6 +62,8 @@ TEST(Options, RingsAreOffUnlessAPathIsGiven) {
   EXPECT_EQ(Parse({"--model_repository", "/m", "--ring_path=unix:/r"})->options.rpc.ring.path,
             "/r");
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--ring_path=/a b"}), HasSubstr("--ring_path"));
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--lend=unix:/l"})->options.rpc.lend_path, "/l");
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--lend=/a b"}), HasSubstr("--lend"));
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--ring_path=/r", "--max_ring_bytes=1"}),
               HasSubstr("--max_ring_bytes"));
 }

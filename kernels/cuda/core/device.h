@@ -7,12 +7,13 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/core/memory.h"
 #include "kernels/device.h"
+#include "kernels/lending/arena.h"
 
 namespace awqd::cuda {
 
 // Every public call makes this GPU the calling thread's device, so that any thread may use any
 // device. There is no default stream: work without a stream is refused.
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public MemoryExporter {
  public:
   // FAILED_PRECONDITION, in one line, when there is no driver, it is older than this build's CUDA,
   // there is no GPU `index`, it is older than compute capability 7.5, or this build has no code for
@@ -36,6 +37,9 @@ class CudaDevice final : public Device {
   absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override;
   absl::StatusOr<Buffer> ImportMemory(absl::string_view handle) override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override;
+  // Memory of the driver's own (VMM), apart from the pools, in units of its granularity, 2 MiB.
+  absl::StatusOr<ExportedMemory> Export(int64_t bytes) override;
+  absl::StatusOr<Buffer> Import(const UniqueFd& descriptor, int64_t bytes) override;
   bool host_addressable() const override { return false; }
   bool healthy() const override;
 

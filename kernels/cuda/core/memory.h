@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
+#include "kernels/lending/arena.h"
 
 namespace awqd::cuda {
 
@@ -33,6 +34,9 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
   // driver.
   // `kind`: kDevice or kWeights.
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes);
+
+  // As MemoryExporter has it.
+  absl::StatusOr<ExportedMemory> Export(int64_t bytes);
 
   // Bytes that Allocate can still return: memory of the GPU that no process holds, or the rest of
   // the budget. 0 when the driver does not answer.

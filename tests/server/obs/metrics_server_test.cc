@@ -56,10 +56,13 @@ TEST(Exposition, ShowsConnectionsAndTheCertificate) {
   Snapshot snapshot = Everything();
   EXPECT_THAT(PrometheusText(snapshot), Not(HasSubstr("awqd_tls_certificate")));
   snapshot.refused_connections = {{"plaintext", 3}};
+  snapshot.leases = {.of_model = {{"m", 3}}, .refused = 1};
   snapshot.rings = {.rings = 2, .prepared_calls = 1, .broken = 4};
   snapshot.certificate_expiry = absl::FromUnixSeconds(1'900'000'000);
   const std::string text = PrometheusText(snapshot);
   EXPECT_EQ(ValueOf(text, "awqd_connections_refused_total{reason=\"plaintext\"}"), "3");
+  EXPECT_EQ(ValueOf(text, "awqd_leases{model=\"m\"}"), "3");
+  EXPECT_EQ(ValueOf(text, "awqd_leases_refused_total"), "1");
   EXPECT_EQ(ValueOf(text, "awqd_rings"), "2");
   EXPECT_EQ(ValueOf(text, "awqd_rings_refused_total{reason=\"broken\"}"), "4");
   EXPECT_EQ(ValueOf(text, "awqd_tls_certificate_expiry_timestamp_seconds"), "1900000000");

@@ -32,8 +32,8 @@ std::string Line(const std::string& name, const std::string& roles, const std::s
       " sha256:", absl::BytesToHexString({reinterpret_cast<const char*>(digest.data()), 32}), "\n");
 }
 
-constexpr Need kNeeds[] = {Need::kInfer,        Need::kRead,     Need::kMetrics, Need::kAdmin,
-                           Need::kModelControl, Need::kIdentity, Need::kHealth};
+constexpr Need kNeeds[] = {Need::kInfer, Need::kRead,         Need::kMetrics,  Need::kAttach,
+                           Need::kAdmin, Need::kModelControl, Need::kIdentity, Need::kHealth};
 
 class AccessTest : public testing::Test {
  protected:
@@ -41,7 +41,7 @@ class AccessTest : public testing::Test {
     options_.tokens = testing::TempDir() + "/awqd_access_" + std::to_string(getpid());
     options_.model_control = ModelControl::kAdmin;
     Write(absl::StrCat(Line("ian", "infer", "i-token"), Line("rita", "read", "r-token"),
-                       Line("ada", "admin", "a-token"), Line("mia", "metrics", "m-token"),
+                       Line("ada", "admin", "a-token"), Line("mia", "metrics", "m-token"), Line("bo", "attach", "b-token"),
                        "carl infer cert:cn:carl\numa read cert:uri:spiffe://x/uma\n"));
   }
   ~AccessTest() override { std::filesystem::remove(options_.tokens); }
@@ -71,7 +71,8 @@ TEST_F(AccessTest, ARoleOpensItsMethodsAndNoOthers) {
       {"i-token", {Need::kInfer}},
       {"r-token", {Need::kRead}},
       {"a-token", {Need::kAdmin, Need::kModelControl}},
-      {"m-token", {Need::kMetrics}}};
+      {"m-token", {Need::kMetrics}},
+      {"b-token", {Need::kAttach}}};
   for (const auto& [token, needs] : open) {
     for (const Need need : kNeeds) {
       const bool any = need == Need::kIdentity || need == Need::kHealth;
