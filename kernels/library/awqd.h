@@ -54,7 +54,8 @@ typedef enum awqd_code {
   AWQD_FAILED_PRECONDITION = 9,
   AWQD_UNIMPLEMENTED = 12,
   AWQD_INTERNAL = 13,
-  AWQD_UNAVAILABLE = 14
+  AWQD_UNAVAILABLE = 14,
+  AWQD_UNAUTHENTICATED = 16
 } awqd_code;
 
 // Why the last call of this thread that failed did so; "" before the first. Never NULL, and valid
@@ -128,8 +129,8 @@ AWQD_API int awqd_weight_pack(awqd_device* device, const char* format, const awq
                               size_t settings_count, const awqd_tensor* tensors,
                               size_t tensors_count, awqd_weight** weight);
 
-// Its memory is free when this returns. On a GPU the kernels that read it must be done. NULL is
-// allowed.
+// Its memory is free when this returns, unless a stack has it. On a GPU the kernels that read it
+// must be done. NULL is allowed.
 AWQD_API void awqd_weight_free(awqd_weight* weight);
 
 typedef struct awqd_weight_info {
@@ -245,6 +246,69 @@ AWQD_API int awqd_gated_mlp_workspace(const awqd_gated_mlp_args* args, int64_t* 
 AWQD_API int awqd_gated_mlp(const awqd_gated_mlp_args* args, awqd_workspace workspace,
                             void* stream);
 
+// --- Products of experts ---
+
+// All experts of one projection. Keeps what it needs of the weights.
+typedef struct awqd_stack awqd_stack;
+
+// Expert i is weights[i], of `count`, at most 10000. They are of one device, and have the same K and
+// N. On a GPU this blocks, and is UNIMPLEMENTED where one kernel cannot multiply by all of them:
+// they differ in their scheme, they reorder or transform x, or there is no kernel for the scheme.
+AWQD_API int awqd_stack_make(const awqd_weight* const* weights, size_t count, awqd_stack** stack);
+// As awqd_weight_free.
+AWQD_API void awqd_stack_free(awqd_stack* stack);
+
+// y[t, j] = activation(x[t] W[id] + bias[id]) of expert id = expert_ids[t, j]; with router weights
+// y[t] is the sum over j of router_weights[t, j] y[t, j], in FP32 and rounded once. Biases are the
+// weights' own. Kernels find the rows of each expert, so a CUDA graph can be replayed with other
+// ids. An id that is no expert's is INVALID_ARGUMENT on a CPU; on a GPU its y[t, j] is 0.
+typedef struct awqd_grouped_matmul_args {
+  size_t size;
+  int64_t m;                    // tokens
+  int64_t top_k;                // experts of each; M top_k is at most 2^30
+  const void* x;                // [M, K], floating
+  void* y;                      // [M, top_k, N], or [M, N] with router weights; floating
+  const int32_t* expert_ids;    // [M, top_k]
+  const float* router_weights;  // [M, top_k], or NULL
+  int32_t x_dtype;
+  int32_t y_dtype;
+  int32_t activation;
+} awqd_grouped_matmul_args;
+
+// As awqd_matmul_workspace and awqd_matmul. The bytes suffice for any smaller m of the same top_k.
+AWQD_API int awqd_grouped_matmul_workspace(const awqd_stack* stack,
+                                           const awqd_grouped_matmul_args* args, int64_t* bytes);
+AWQD_API int awqd_grouped_matmul(const awqd_stack* stack, const awqd_grouped_matmul_args* args,
+                                 awqd_workspace workspace, void* stream);
+
+// The gated MLP of each choice, in the place of the product of awqd_grouped_matmul. Members are as
+// there and in awqd_gated_mlp_args.
+typedef struct awqd_grouped_mlp_args {
+  size_t size;
+  const awqd_stack* gate;  // [K, middle]
+  const awqd_stack* up;    // [K, middle]
+  const awqd_stack* down;  // [middle, N]
+  int64_t m;
+  int64_t top_k;
+  const void* x;
+  void* y;
+  const int32_t* expert_ids;
+  const float* router_weights;
+  int32_t x_dtype;
+  int32_t y_dtype;
+  int32_t activation;
+  float limit;
+  float alpha;
+  float beta;
+  float linear_beta;
+} awqd_grouped_mlp_args;
+
+AWQD_API int awqd_grouped_mlp_workspace(const awqd_grouped_mlp_args* args, int64_t* bytes);
+AWQD_API int awqd_grouped_mlp(const awqd_grouped_mlp_args* args, awqd_workspace workspace,
+                              void* stream);
+
+// --- Decoding ---
+
 // out = W[row .. row + rows, col .. col + cols], rounded once.
 typedef struct awqd_dequantize_args {
   size_t size;
@@ -259,6 +323,31 @@ AWQD_API int awqd_dequantize_workspace(const awqd_weight* weight, const awqd_deq
 // UNIMPLEMENTED for a weight with `transforms_input`: x is not multiplied by the stored W alone.
 AWQD_API int awqd_dequantize(const awqd_weight* weight, const awqd_dequantize_args* args,
                              awqd_workspace workspace, void* stream);
+
+// --- Leases ---
+
+// The weights of a server on this machine that lends them (awqd --lend): its memory, mapped for
+// reading alone. Products with them are those of own weights.
+typedef struct awqd_lease awqd_lease;
+
+// `path`: of the server's --lend; `model`: a model that it serves, "" for the only one; `token`: of an identity with the
+// role attach, or NULL where the server has no identities. The device is the GPU, or the CPU, on
+// which the server has the weights. Blocks for 30 s at most. UNAVAILABLE where nobody listens,
+// PERMISSION_DENIED and UNAUTHENTICATED as the server says, NOT_FOUND for another model,
+// FAILED_PRECONDITION, with both versions, where the server's awqd is of another version, and where
+// this process's kernels read another layout; INVALID_ARGUMENT for what no server lends.
+AWQD_API int awqd_lease_open(awqd_device* device, const char* path, const char* model,
+                             const char* token, awqd_lease** lease);
+// Weights of it stay, and so do the mapping and the server's count of it until the last is freed.
+// NULL is allowed. Neither a reload, an unload nor the server's end changes what is mapped.
+AWQD_API void awqd_lease_close(awqd_lease* lease);
+// As awqd_checkpoint_linears.
+AWQD_API size_t awqd_lease_linears(const awqd_lease* lease);
+AWQD_API const char* awqd_lease_linear(const awqd_lease* lease, size_t index);
+// Counts the server's loads under the model's name, from 1.
+AWQD_API int64_t awqd_lease_model_version(const awqd_lease* lease);
+// NOT_FOUND without such a linear.
+AWQD_API int awqd_lease_weight(const awqd_lease* lease, const char* linear, awqd_weight** weight);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -30,6 +31,16 @@ struct awqd_weight {
   std::shared_ptr<awqd::Device> device;  // outlives the weight's memory
   std::shared_ptr<const awqd::DeviceWeight> weight;
   std::string scheme;
+};
+
+struct awqd_stack {
+  std::shared_ptr<awqd::Device> device;
+  std::vector<std::shared_ptr<const awqd::DeviceWeight>> experts;  // of one [K, N]
+  awqd::Buffer parts;                                              // ExpertParts of each, on a GPU
+  bool alike = true;      // one kernel can multiply by all (IsGroupable)
+  bool has_bias = false;  // some have one
+
+  const awqd::WeightShape& shape() const { return experts[0]->shape; }
 };
 
 namespace awqd::library {

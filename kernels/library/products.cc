@@ -1,86 +1,15 @@
 // Products of awqd.h: arguments are checked and the workspace is divided here; kernels/kernels.h
 // computes.
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/kernels.h"
+#include "kernels/library/arguments.h"
 #include "kernels/library/objects.h"
 
 namespace awqd::library {
 namespace {
-
-constexpr int64_t kAlign = 256;
-constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
-
-// A workspace begins with the words by which the blocks of a kernel synchronise, zero before and
-// after each kernel (StreamView::counters).
-int64_t CounterBytes(const Device& device) {
-  return device.info().kind == DeviceKind::kCuda ? kStreamCounters * int64_t{sizeof(uint32_t)} : 0;
-}
-
-StreamView MakeStream(const Device& device, const awqd_workspace& workspace, void* stream) {
-  if (CounterBytes(device) == 0) return {};
-  return {stream, static_cast<uint32_t*>(workspace.data)};
-}
-
-absl::Status CheckStream(const Device& device, const void* stream) {
-  if (stream == nullptr || device.info().kind == DeviceKind::kCuda) return absl::OkStatus();
-  return BadValue("stream", "one", "NULL for a CPU");
-}
-
-absl::Status CheckWorkspace(const awqd_workspace& workspace, int64_t needed) {
-  if (workspace.bytes < needed) {
-    return BadValue("workspace.bytes", workspace.bytes, absl::StrCat("at least ", needed));
-  }
-  if (needed == 0) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(CheckPointer("workspace.data", workspace.data));
-  if (reinterpret_cast<uintptr_t>(workspace.data) % kAlign == 0) return absl::OkStatus();
-  return BadValue("workspace.data", "another address", "a multiple of 256");
-}
-
-absl::StatusOr<DType> ToDType(absl::string_view name, int32_t dtype) {
-  switch (dtype) {
-    case AWQD_FP16:
-      return DType::kFp16;
-    case AWQD_BF16:
-      return DType::kBf16;
-    case AWQD_FP32:
-      return DType::kFp32;
-    case AWQD_INT8:
-      return DType::kInt8;
-    case AWQD_INT32:
-      return DType::kInt32;
-  }
-  return BadValue(name, dtype, "an awqd_dtype");
-}
-
-absl::StatusOr<DType> ToFloating(absl::string_view name, int32_t dtype) {
-  AWQD_ASSIGN_OR_RETURN(const DType out, ToDType(name, dtype));
-  if (IsFloating(out)) return out;
-  return BadValue(name, Name(out), "FP16, BF16 or FP32");
-}
-
-absl::StatusOr<ActivationFunction> ToActivation(int32_t activation) {
-  switch (activation) {
-    case AWQD_NONE:
-      return ActivationFunction::kNone;
-    case AWQD_RELU:
-      return ActivationFunction::kRelu;
-    case AWQD_GELU:
-      return ActivationFunction::kGelu;
-    case AWQD_SILU:
-      return ActivationFunction::kSilu;
-    case AWQD_GELU_TANH:
-      return ActivationFunction::kGeluTanh;
-    case AWQD_SWIGLU_OAI:
-      return ActivationFunction::kSwigluOai;
-    case AWQD_SITU:
-      return ActivationFunction::kSitu;
-  }
-  return BadValue("args->activation", activation, "an awqd_activation");
-}
 
 absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
   switch (quantization) {
@@ -100,25 +29,6 @@ absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
   return BadValue("args->quantization", quantization, "an awqd_quantization");
 }
 
-absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m) {
-  switch (path) {
-    case AWQD_PATH_AUTO:
-      return m < DenseThreshold(weight.plan, weight.shape, weight.device->info())
-                 ? Path::kFused
-                 : Path::kDequantize;
-    case AWQD_PATH_FUSED:
-      return Path::kFused;
-    case AWQD_PATH_DEQUANTIZE:
-      return Path::kDequantize;
-  }
-  return BadValue("args->path", path, "an awqd_path");
-}
-
-absl::Status CheckTokens(int64_t m) {
-  if (m >= 0 && m <= kMaxTokens) return absl::OkStatus();
-  return BadValue("args->m", m, absl::StrCat("0 to ", kMaxTokens));
-}
-
 struct Product {
   MatmulArgs args;
   Path path = Path::kFused;
@@ -133,13 +43,9 @@ absl::StatusOr<Product> ReadMatmul(const awqd_weight* weight, const awqd_matmul_
   out.args.weight = &on;
   AWQD_ASSIGN_OR_RETURN(const DType x, ToDType("args->x_dtype", args->x_dtype));
   AWQD_ASSIGN_OR_RETURN(const DType y, ToDType("args->y_dtype", args->y_dtype));
-  AWQD_ASSIGN_OR_RETURN(out.args.activation, ToActivation(args->activation));
+  AWQD_ASSIGN_OR_RETURN(out.args.activation, ToSingleActivation(args->activation));
   AWQD_ASSIGN_OR_RETURN(out.args.quantization, ToQuantization(args->quantization));
   AWQD_ASSIGN_OR_RETURN(out.path, ToPath(args->path, on, args->m));
-  if (out.args.activation == ActivationFunction::kSwigluOai ||
-      out.args.activation == ActivationFunction::kSitu) {
-    return BadValue("args->activation", Name(out.args.activation), "one of a single product");
-  }
   out.args.x = {args->x, x, args->m, on.shape.k};
   out.args.y = {args->y, y, args->m, on.shape.n};
   out.args.bias = args->bias != nullptr ? args->bias : on.bias();
@@ -147,15 +53,7 @@ absl::StatusOr<Product> ReadMatmul(const awqd_weight* weight, const awqd_matmul_
   return out;
 }
 
-// For this number of tokens and any smaller one, whose path may be another.
-int64_t BytesOf(const MatmulArgs& args) {
-  const auto on = [&](Path path) {
-    return WorkspaceBytes(*args.weight, path, args.x.rows, args.activation, ProductOf(args));
-  };
-  return RoundUp(std::max(on(Path::kFused), on(Path::kDequantize)), kAlign);
-}
-
-int64_t BytesOf(const DequantizeArgs& args) {
+int64_t BytesOfBlock(const DequantizeArgs& args) {
   return DequantizeWorkspaceBytes(*args.weight, args.out.cols, args.out.dtype);
 }
 
@@ -214,11 +112,7 @@ absl::StatusOr<GatedMlp> ReadGatedMlp(const awqd_gated_mlp_args* args) {
   AWQD_ASSIGN_OR_RETURN(const DType x, ToFloating("args->x_dtype", args->x_dtype));
   AWQD_ASSIGN_OR_RETURN(const DType y, ToFloating("args->y_dtype", args->y_dtype));
   GatedMlp out;
-  AWQD_ASSIGN_OR_RETURN(out.middle.activation, ToActivation(args->activation));
-  if (args->limit > 0) out.middle.parameters.limit = args->limit;
-  out.middle.parameters.alpha = args->alpha;
-  out.middle.parameters.beta = args->beta;
-  out.middle.parameters.linear_beta = args->linear_beta;
+  AWQD_ASSIGN_OR_RETURN(out.middle, ReadGate(*args));
   out.middle.count = m * middle;
   out.device = gate.device;
   const auto product = [&](const awqd_weight* weight) -> absl::StatusOr<Product> {
@@ -250,18 +144,6 @@ absl::Status Run(GatedMlp mlp, const awqd_workspace& workspace, StreamView strea
   AWQD_RETURN_IF_ERROR(QuantizedMatmul(mlp.up.args, mlp.up.path, stream));
   AWQD_RETURN_IF_ERROR(MultiplyByUp(mlp.middle, *mlp.device, stream));
   return QuantizedMatmul(mlp.down.args, mlp.down.path, stream);
-}
-
-// The checks that each call makes before it enqueues, and its stream.
-absl::StatusOr<StreamView> Begin(const Device& device, const awqd_workspace& workspace,
-                                 int64_t bytes, void* stream) {
-  AWQD_RETURN_IF_ERROR(CheckStream(device, stream));
-  AWQD_RETURN_IF_ERROR(CheckWorkspace(workspace, CounterBytes(device) + bytes));
-  return MakeStream(device, workspace, stream);
-}
-
-void* Behind(const Device& device, const awqd_workspace& workspace) {
-  return static_cast<char*>(workspace.data) + CounterBytes(device);
 }
 
 }  // namespace
@@ -331,7 +213,7 @@ int awqd_dequantize_workspace(const awqd_weight* weight, const awqd_dequantize_a
   return Call([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(CheckPointer("bytes", bytes));
     AWQD_ASSIGN_OR_RETURN(const awqd::DequantizeArgs block, ReadDequantize(weight, args));
-    *bytes = CounterBytes(*weight->device) + BytesOf(block);
+    *bytes = CounterBytes(*weight->device) + BytesOfBlock(block);
     return absl::OkStatus();
   });
 }
@@ -341,7 +223,7 @@ int awqd_dequantize(const awqd_weight* weight, const awqd_dequantize_args* args,
   return Call([&]() -> absl::Status {
     AWQD_ASSIGN_OR_RETURN(const awqd::DequantizeArgs block, ReadDequantize(weight, args));
     AWQD_ASSIGN_OR_RETURN(const awqd::StreamView view,
-                          Begin(*weight->device, workspace, BytesOf(block), stream));
+                          Begin(*weight->device, workspace, BytesOfBlock(block), stream));
     if (args->rows > 0 && args->cols > 0)
       AWQD_RETURN_IF_ERROR(CheckPointer("args->out", args->out));
     return awqd::Dequantize(block, Behind(*weight->device, workspace), view);

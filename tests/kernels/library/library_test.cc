@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,26 +11,22 @@
 #include "gtest/gtest.h"
 #include "kernels/base/half.h"
 #include "kernels/library/awqd.h"
+#include "tests/kernels/library/owned.h"
 #include "tests/testing/npy.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
 
+using testing::CheckpointPtr;
+using testing::DevicePtr;
 using ::testing::HasSubstr;
+using testing::WeightPtr;
+using testing::Workspace;
 
 constexpr char kQuery[] = "encoder.layer.0.attention.self.query";
 constexpr char kGate[] = "encoder.layer.0.intermediate.dense";
 constexpr char kDown[] = "encoder.layer.0.output.dense";
-
-template <typename T, void (*kEnd)(T*)>
-struct Ends {
-  void operator()(T* object) const { kEnd(object); }
-};
-using DevicePtr = std::unique_ptr<awqd_device, Ends<awqd_device, awqd_device_close>>;
-using CheckpointPtr =
-    std::unique_ptr<awqd_checkpoint, Ends<awqd_checkpoint, awqd_checkpoint_close>>;
-using WeightPtr = std::unique_ptr<awqd_weight, Ends<awqd_weight, awqd_weight_free>>;
 
 DevicePtr OpenCpu() {
   awqd_device* device = nullptr;
@@ -59,20 +54,6 @@ awqd_weight_info Describe(const awqd_weight* weight) {
   EXPECT_EQ(awqd_weight_describe(weight, &info), AWQD_OK) << awqd_error_message();
   return info;
 }
-
-// Memory of a CPU for a workspace.
-class Workspace {
- public:
-  explicit Workspace(int64_t bytes) : bytes_(bytes), memory_(bytes + 256) {}
-  awqd_workspace get() {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return {memory_.data() + (256 - address % 256) % 256, bytes_};
-  }
-
- private:
-  int64_t bytes_;
-  std::vector<char> memory_;
-};
 
 testing::Npy Golden(const std::string& name) {
   auto npy = testing::ReadNpy(DataPath("awq/goldens/" + name + ".npy"));
@@ -127,6 +108,10 @@ TEST(Library, StructuresKeepTheirLayout) {
   static_assert(sizeof(void*) != 8 || sizeof(awqd_dequantize_args) == 56);
   EXPECT_EQ(offsetof(awqd_matmul_args, path), 64u);
   EXPECT_EQ(offsetof(awqd_gated_mlp_args, linear_beta), 84u);
+  static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_matmul_args) == 72);
+  static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_mlp_args) == 112);
+  EXPECT_EQ(offsetof(awqd_grouped_matmul_args, activation), 64u);
+  EXPECT_EQ(offsetof(awqd_grouped_mlp_args, linear_beta), 104u);
 }
 
 TEST_F(LibraryTest, ACheckpointListsItsLinears) {

@@ -1,0 +1,221 @@
+// Experts by libawqd's C header alone: products and gated MLPs against goldens, and every refusal by
+// its words.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/library/awqd.h"
+#include "tests/kernels/library/owned.h"
+#include "tests/testing/npy.h"
+#include "tests/testing/places.h"
+
+namespace awqd {
+namespace {
+
+using testing::CheckpointPtr;
+using testing::DevicePtr;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::StackPtr;
+using testing::WeightPtr;
+using testing::Workspace;
+
+constexpr int64_t kExperts = 5, kK = 64, kMiddle = 96, kN = 72, kTokens = 11, kTopK = 3;
+
+testing::Npy GoldenOfExperts(const std::string& name) {
+  auto npy = testing::ReadNpy(DataPath("experts/goldens/" + name + ".npy"));
+  EXPECT_TRUE(npy.ok()) << npy.status();
+  return *std::move(npy);
+}
+
+class ExpertsTest : public ::testing::Test {
+ protected:
+  ExpertsTest() {
+    awqd_device* device = nullptr;
+    EXPECT_EQ(awqd_device_open("cpu", nullptr, &device), AWQD_OK) << awqd_error_message();
+    device_.reset(device);
+    awqd_checkpoint* checkpoint = nullptr;
+    EXPECT_EQ(awqd_checkpoint_open(DataPath("experts/moe").c_str(), &checkpoint), AWQD_OK)
+        << awqd_error_message();
+    checkpoint_.reset(checkpoint);
+    gate_ = Load("moe.experts.", ".gate_proj");
+    up_ = Load("moe.experts.", ".up_proj");
+    down_ = Load("moe.experts.", ".down_proj");
+    matmul_.m = mlp_.m = kTokens;
+    matmul_.top_k = mlp_.top_k = kTopK;
+    matmul_.x = mlp_.x = x_.bytes.data();
+    matmul_.expert_ids = mlp_.expert_ids = reinterpret_cast<const int32_t*>(ids_.bytes.data());
+    matmul_.x_dtype = mlp_.x_dtype = AWQD_FP16;
+    matmul_.y_dtype = mlp_.y_dtype = AWQD_FP32;
+    matmul_.activation = mlp_.activation = AWQD_SILU;
+    matmul_.y = mlp_.y = y_.data();
+    mlp_.gate = gate_.get(), mlp_.up = up_.get(), mlp_.down = down_.get();
+  }
+
+  WeightPtr LoadOne(const std::string& linear) {
+    awqd_weight* weight = nullptr;
+    EXPECT_EQ(awqd_weight_load(device_.get(), checkpoint_.get(), linear.c_str(), &weight), AWQD_OK)
+        << awqd_error_message();
+    return WeightPtr(weight);
+  }
+  // The weights end before the stack.
+  StackPtr Load(const std::string& before, const std::string& after) {
+    std::vector<WeightPtr> owners;
+    std::vector<const awqd_weight*> weights;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      owners.push_back(LoadOne(absl::StrCat(before, e, after)));
+      weights.push_back(owners.back().get());
+    }
+    awqd_stack* stack = nullptr;
+    EXPECT_EQ(awqd_stack_make(weights.data(), weights.size(), &stack), AWQD_OK)
+        << awqd_error_message();
+    return StackPtr(stack);
+  }
+
+  int Multiply() {
+    int64_t bytes = 0;
+    const int code = awqd_grouped_matmul_workspace(gate_.get(), &matmul_, &bytes);
+    if (code != AWQD_OK) return code;
+    return awqd_grouped_matmul(gate_.get(), &matmul_, Workspace(bytes).get(), nullptr);
+  }
+  int RunMlp() {
+    int64_t bytes = 0;
+    if (const int code = awqd_grouped_mlp_workspace(&mlp_, &bytes); code != AWQD_OK) return code;
+    return awqd_grouped_mlp(&mlp_, Workspace(bytes).get(), nullptr);
+  }
+  void ExpectGolden(int code, const std::string& name) {
+    ASSERT_EQ(code, AWQD_OK) << awqd_error_message();
+    const testing::Npy golden = GoldenOfExperts(name);
+    const auto count = static_cast<int64_t>(golden.bytes.size() / 8);
+    for (int64_t i = 0; i < count; ++i) {
+      ASSERT_NEAR(y_[i], golden.At<double>(i), 2e-3) << name << " " << i;
+    }
+  }
+  void ExpectRefused(int code, const std::string& message) {
+    EXPECT_EQ(code, AWQD_INVALID_ARGUMENT) << message;
+    EXPECT_THAT(awqd_error_message(), HasSubstr(message));
+  }
+
+  DevicePtr device_;
+  CheckpointPtr checkpoint_;
+  StackPtr gate_, up_, down_;
+  const testing::Npy x_ = GoldenOfExperts("x"), ids_ = GoldenOfExperts("ids"),
+                     router_ = GoldenOfExperts("router");
+  const float* const routed_ = reinterpret_cast<const float*>(router_.bytes.data());
+  std::vector<float> y_ = std::vector<float>(kTokens * kTopK * kMiddle);
+  awqd_grouped_matmul_args matmul_ = AWQD_INIT(matmul_);
+  awqd_grouped_mlp_args mlp_ = AWQD_INIT(mlp_);
+};
+
+TEST_F(ExpertsTest, ProductsAreTheGoldens) {
+  ExpectGolden(Multiply(), "grouped");
+  ExpectGolden(RunMlp(), "mlp");
+  matmul_.router_weights = mlp_.router_weights = routed_;
+  ExpectGolden(Multiply(), "grouped_summed");
+  ExpectGolden(RunMlp(), "mlp_summed");
+}
+
+TEST_F(ExpertsTest, ATokenAloneHasTheSameBits) {
+  mlp_.router_weights = routed_;
+  ASSERT_EQ(RunMlp(), AWQD_OK) << awqd_error_message();
+  const std::vector<float> all = y_;
+  int64_t enough = 0;
+  ASSERT_EQ(awqd_grouped_mlp_workspace(&mlp_, &enough), AWQD_OK);
+  Workspace workspace(enough);  // for fewer tokens too
+  const awqd_grouped_mlp_args whole = mlp_;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    mlp_.m = 1;
+    mlp_.x = x_.bytes.data() + t * kK * 2;
+    mlp_.expert_ids = whole.expert_ids + t * kTopK;
+    mlp_.router_weights = routed_ + t * kTopK;
+    ASSERT_EQ(awqd_grouped_mlp(&mlp_, workspace.get(), nullptr), AWQD_OK) << awqd_error_message();
+    for (int64_t n = 0; n < kN; ++n) ASSERT_EQ(y_[n], all[t * kN + n]) << t << " " << n;
+  }
+  mlp_.m = 0;
+  mlp_.x = mlp_.y = nullptr;
+  EXPECT_EQ(RunMlp(), AWQD_OK) << "no tokens: " << awqd_error_message();
+}
+
+TEST_F(ExpertsTest, RefusesWhatAreNoChoices) {
+  std::vector<int32_t> ids(kTokens * kTopK, 0);
+  ids[7] = kExperts;
+  matmul_.expert_ids = mlp_.expert_ids = ids.data();
+  y_.assign(y_.size(), 9);
+  ExpectRefused(Multiply(), "args->expert_ids[7]: got 5, expected 0 to 4");
+  ids[7] = -1;
+  ExpectRefused(RunMlp(), "args->expert_ids[7]: got -1, expected 0 to 4");
+  EXPECT_THAT(y_, Each(9)) << "nothing was computed";
+  ids[7] = 0;
+  const awqd_grouped_matmul_args good = matmul_;
+  const auto refused = [&](auto change, const std::string& message) {
+    matmul_ = good;
+    change();
+    ExpectRefused(Multiply(), message);
+  };
+  refused([&] { matmul_.size = 8; }, "args->size: got 8, expected 72");
+  refused([&] { matmul_.m = -1; }, "args->m: got -1");
+  refused([&] { matmul_.top_k = 0; }, "args->top_k: got 0, expected at least 1");
+  refused([&] { matmul_.top_k = int64_t{1} << 62; }, "args->top_k: got 4611686018427387904");
+  refused([&] { matmul_.x_dtype = AWQD_INT8; }, "args->x_dtype: got INT8, expected FP16");
+  refused([&] { matmul_.y_dtype = AWQD_INT32; }, "args->y_dtype: got INT32");
+  refused([&] { matmul_.activation = AWQD_SITU; }, "args->activation: got situ");
+  refused([&] { matmul_.x = nullptr; }, "args->x: got NULL");
+  refused([&] { matmul_.y = nullptr; }, "args->y: got NULL");
+  refused([&] { matmul_.expert_ids = nullptr; }, "args->expert_ids: got NULL");
+  matmul_ = good;
+  int64_t bytes = 0;
+  ASSERT_EQ(awqd_grouped_matmul_workspace(gate_.get(), &matmul_, &bytes), AWQD_OK);
+  Workspace workspace(bytes);
+  awqd_workspace small = workspace.get();
+  --small.bytes;
+  ExpectRefused(awqd_grouped_matmul(gate_.get(), &matmul_, small, nullptr), "workspace.bytes: got");
+  ExpectRefused(awqd_grouped_matmul(gate_.get(), &matmul_, {nullptr, bytes}, nullptr),
+                "workspace.data: got NULL");
+  ExpectRefused(awqd_grouped_matmul(nullptr, &matmul_, workspace.get(), nullptr),
+                "stack: got NULL");
+  ExpectRefused(awqd_grouped_matmul(gate_.get(), &matmul_, workspace.get(), &bytes),
+                "stream: got one");
+}
+
+TEST_F(ExpertsTest, RefusesStacksThatDoNotFit) {
+  const WeightPtr gate = LoadOne("moe.experts.0.gate_proj"), down = LoadOne("mlp.down_proj");
+  awqd_stack* stack = nullptr;
+  const awqd_weight* two[] = {gate.get(), down.get()};
+  ExpectRefused(awqd_stack_make(two, 2, &stack), "weights[1]: got [96, 72], expected [64, 96]");
+  two[1] = nullptr;
+  ExpectRefused(awqd_stack_make(two, 2, &stack), "weights[1]: got NULL");
+  ExpectRefused(awqd_stack_make(two, 0, &stack), "count: got 0, expected 1 to 10000");
+  ExpectRefused(awqd_stack_make(two, 1, nullptr), "stack: got NULL");
+  ExpectRefused(awqd_stack_make(nullptr, 1, &stack), "weights: got NULL");
+  awqd_device* device = nullptr;
+  ASSERT_EQ(awqd_device_open("cpu", nullptr, &device), AWQD_OK);
+  const DevicePtr first = std::exchange(device_, DevicePtr(device));
+  const WeightPtr elsewhere = LoadOne("moe.experts.1.gate_proj");
+  two[1] = elsewhere.get();
+  ExpectRefused(awqd_stack_make(two, 2, &stack), "the same awqd_device as weights[0]");
+  EXPECT_EQ(stack, nullptr);
+  ASSERT_EQ(awqd_stack_make(two, 1, &stack), AWQD_OK) << awqd_error_message();
+  const StackPtr single(stack);
+
+  const awqd_grouped_mlp_args good = mlp_;
+  mlp_.up = single.get();
+  ExpectRefused(RunMlp(), "args->up: got 1 experts, expected 5, as args->gate");
+  mlp_ = good;
+  mlp_.down = gate_.get();
+  ExpectRefused(RunMlp(), "args->down: got [64, 96], expected [96, N]");
+  mlp_.down = nullptr;
+  ExpectRefused(RunMlp(), "args->down: got NULL");
+  mlp_ = good;
+  const StackPtr other = Load("moe.experts.", ".up_proj");
+  mlp_.up = other.get();
+  ExpectRefused(RunMlp(), "args->up: got a stack on cpu, expected one of the same awqd_device");
+  mlp_ = good;
+  mlp_.activation = 99;
+  ExpectRefused(RunMlp(), "args->activation: got 99");
+}
+
+}  // namespace
+}  // namespace awqd
