@@ -6,12 +6,10 @@
 #include <mutex>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "awqd/v1/model_repository.grpc.pb.h"

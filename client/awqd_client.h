@@ -67,15 +67,17 @@ using WeightSource = std::variant<WeightName, v1::PackedWeight>;
 
 struct MatmulCall {
   WeightSource weight;
-  // FP16, BF16 or FP32 [..., K]; INT8 for a weight of integers, or with activation_scales.
+  // FP16, BF16 or FP32 [..., K]; INT8 for a weight of integers; with activation_scales INT8 or
+  // FP8_E4M3.
   Tensor activations;
   std::optional<Tensor> bias = std::nullopt;   // [N], instead of the weight's own
   DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;  // of the product and its bias
-  // Whether the server rounds floating activations to INT8 first; as sent: by its own default.
+  // Whether the server rounds floating activations to 8 bits first; as sent: by its own default.
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;
-  // FP32: of INT8 activations one for each token, or one for all; one element for INT8_STATIC.
+  // FP32: of activations of 8 bits one for each token, or one for all, or of FP8_E4M3 one for each
+  // block of 128; one element for INT8_STATIC and FP8_STATIC.
   std::optional<Tensor> activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";
@@ -116,6 +118,8 @@ struct GroupedMatmulCall {
   DType output_dtype = v1::DTYPE_UNSPECIFIED;
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;
+  v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;  // to E4M3
+  std::optional<Tensor> activation_scales = std::nullopt;  // of FP8_STATIC: [1] or [experts]
   int32_t priority = 0;
   std::string request_id = "";
   std::optional<v1::SharedMemory> shared_activations = std::nullopt;
@@ -136,6 +140,10 @@ struct GatedMlpCall {
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::SILU;
   v1::ActivationParameters activation_parameters = {};  // not set: the function's defaults
+  v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;  // to E4M3
+  // With FP8_STATIC: the scales of x, and of the rows that enter the last product. [1], or one for
+  // each expert and then for the shared one.
+  std::optional<Tensor> activation_scales = std::nullopt, down_activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";
   std::optional<v1::SharedMemory> shared_activations = std::nullopt;

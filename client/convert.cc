@@ -66,6 +66,10 @@ void SetProduct(Call call, Request& request) {
   request.set_output_dtype(call.output_dtype);
   request.set_path(call.path);
   request.set_activation_function(call.activation_function);
+  request.set_activation_quantization(call.activation_quantization);
+  if (call.activation_scales) {
+    *request.mutable_activation_scales() = ToProto(*std::move(call.activation_scales));
+  }
   request.set_priority(call.priority);
   request.set_request_id(std::move(call.request_id));
   request.set_output_encoding(v1::RAW);
@@ -146,10 +150,6 @@ v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {
   v1::QuantizedMatmulRequest request;
   SetSource(call.weight, request);
   if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
-  request.set_activation_quantization(call.activation_quantization);
-  if (call.activation_scales.has_value()) {
-    *request.mutable_activation_scales() = ToProto(*std::move(call.activation_scales));
-  }
   SetProduct(std::move(call), request);
   return request;
 }
@@ -184,6 +184,9 @@ v1::GatedMlpRequest ToRequest(GatedMlpCall call) {
   if (call.down_bias) *request.mutable_down_bias() = ToProto(*std::move(call.down_bias));
   if (call.shared_expert_gate) {
     *request.mutable_shared_expert_gate() = ToProto(*std::move(call.shared_expert_gate));
+  }
+  if (call.down_activation_scales) {
+    *request.mutable_down_activation_scales() = ToProto(*std::move(call.down_activation_scales));
   }
   if (call.activation_parameters.ByteSizeLong() > 0) {
     *request.mutable_activation_parameters() = call.activation_parameters;

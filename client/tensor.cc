@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -53,6 +52,7 @@ int64_t SizeOf(DType dtype) {
       return 4;
     case v1::INT8:
     case v1::UINT8:
+    case v1::FP8_E4M3:
       return 1;
     default:
       return 0;
@@ -65,7 +65,8 @@ absl::StatusOr<DType> ParseDType(absl::string_view name) {
   DType dtype;
   const std::string upper = absl::AsciiStrToUpper(name);
   if (v1::DType_Parse(upper, &dtype) && SizeOf(dtype) > 0) return dtype;
-  return Invalid("dtype: got '", name, "', expected fp16, bf16, fp32, int8, uint8 or int32");
+  return Invalid("dtype: got '", name,
+                 "', expected fp16, bf16, fp32, int8, uint8, int32 or fp8_e4m3");
 }
 
 absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> shape) {

@@ -16,7 +16,7 @@ using DType = v1::DType;
 
 // Bytes of one element; 0 for DTYPE_UNSPECIFIED.
 int64_t SizeOf(DType dtype);
-// "FP16", "BF16", "FP32", "INT8", "UINT8", "INT32".
+// "FP16", "BF16", "FP32", "INT8", "UINT8", "INT32", "FP8_E4M3".
 absl::string_view Name(DType dtype);
 // Case-insensitive; INVALID_ARGUMENT for anything else.
 absl::StatusOr<DType> ParseDType(absl::string_view name);
@@ -37,7 +37,7 @@ struct Tensor {
   // dtype, or when the number of values is not that of the shape.
   static absl::StatusOr<Tensor> FromFloats(DType dtype, std::vector<int64_t> shape,
                                            absl::Span<const float> values);
-  // Exact for every floating dtype and for INT8 and UINT8; INT32 is refused (it would round).
+  // Exact for every floating dtype and for INT8 and UINT8; others are refused.
   absl::StatusOr<std::vector<float>> ToFloats() const;
 
   // OK when the shape is legal and the bytes are as many as shape and dtype say.

@@ -120,8 +120,8 @@ struct Flags {
   std::string gate, up, down;
   client::DType scale_dtype = v1::DTYPE_UNSPECIFIED;  // quantize-kv
   v1::ActivationQuantization quantize_activations = v1::ACTIVATIONS_AS_SENT;
-  std::optional<double> activation_scale;  // at most one of the two is given
-  std::string activation_scales;
+  std::optional<double> activation_scale, down_activation_scale;
+  std::string activation_scales, down_activation_scales;  // at most one of each two is given
   // kernels
   bool markdown = false;
   bool wide = false;

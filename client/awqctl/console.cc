@@ -91,22 +91,20 @@ bool FindNumber(const std::vector<std::string>& components, size_t* place, int64
   return false;
 }
 
-// "[0-3,5]"; a single number as it is.
-std::string Runs(std::vector<int64_t> numbers) {
-  if (numbers.size() == 1) return absl::StrCat(numbers[0]);
+}  // namespace
+
+std::string ListRuns(std::vector<int64_t> numbers) {
   absl::c_sort(numbers);
-  std::vector<std::string> runs;
+  std::string out;
   for (size_t i = 0; i < numbers.size();) {
     size_t last = i;
     while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    runs.push_back(last == i ? absl::StrCat(numbers[i])
-                             : absl::StrCat(numbers[i], "-", numbers[last]));
+    absl::StrAppend(&out, out.empty() ? "" : ",", numbers[i]);
+    if (last > i) absl::StrAppend(&out, "-", numbers[last]);
     i = last + 1;
   }
-  return absl::StrCat("[", absl::StrJoin(runs, ","), "]");
+  return out;
 }
-
-}  // namespace
 
 ScreenSize SizeOfScreen(const Console& console) {
   ScreenSize size;
@@ -179,7 +177,8 @@ void Table::Fold() {
     if (is_new) folded.push_back(row);
   }
   for (auto& [key, rows] : alike) {
-    rows.components[rows.place] = Runs(std::move(rows.numbers));
+    const std::string runs = ListRuns(rows.numbers);
+    rows.components[rows.place] = rows.numbers.size() == 1 ? runs : absl::StrCat("[", runs, "]");
     folded[rows.row].cells[0] = absl::StrJoin(rows.components, ".");
   }
   rows_ = std::move(folded);

@@ -41,6 +41,9 @@ std::string Wrapped(absl::string_view text, const Console& console);
 // At most `columns` characters of `text`: "..." stands in place of its middle.
 std::string Shortened(absl::string_view text, size_t columns);
 
+// "0-3,5": numbers in ascending order, those that follow one another as one.
+std::string ListRuns(std::vector<int64_t> numbers);
+
 // Whether `out` shows colours: on a terminal, unless NO_COLOR is set (no-color.org).
 bool ShowsColours(const Console& console);
 

@@ -235,6 +235,37 @@ void AddRouter(CLI::App* sub, RouterFlags& router, CLI::Option* ids) {
 }
 
 // The flags that matmul and mlp have in common.
+// `prefix`: of the names of the two flags.
+void AddScales(CLI::App* sub, const std::string& prefix, std::optional<double>& scale,
+               std::string& scales, const std::string& of) {
+  CLI::Option* one =
+      sub->add_option("--" + prefix + "activation_scale", scale,
+                      "Scale of " + of + ", for --quantize_activations static or fp8_static");
+  sub->add_option("--" + prefix + "activation_scales", scales,
+                  ".npy with several scales of " + of + ": of experts one for each")
+      ->excludes(one);
+}
+
+void AddQuantization(CLI::App* sub, Flags& flags) {
+  AddWord<v1::ActivationQuantization>(
+      sub, "--quantize_activations", flags.quantize_activations,
+      {{"none", v1::ACTIVATIONS_AS_SENT},
+       {"per_token", v1::INT8_PER_TOKEN},
+       {"static", v1::INT8_STATIC},
+       {"declared", v1::INT8_AS_DECLARED},
+       {"fp8", v1::FP8_PER_TOKEN},
+       {"fp8_block", v1::FP8_PER_BLOCK_128},
+       {"fp8_static", v1::FP8_STATIC},
+       {"fp8_declared", v1::FP8_AS_DECLARED},
+       {"never", v1::ACTIVATIONS_FLOATING}},
+      "Round activations to INT8, or to E4M3 with fp8, in the server: per_token and fp8 with a "
+      "scale for each token, fp8_block for each 128 of K, static by --activation_scale, declared "
+      "as the checkpoint says. INT8 is for a weight alone. never: not by the server's own default "
+      "either");
+  AddScales(sub, "", flags.activation_scale, flags.activation_scales,
+            "activations, which may also be sent as int8 or fp8_e4m3");
+}
+
 void AddProduct(CLI::App* sub, Flags& flags) {
   CLI::Option* input =
       sub->add_option("input", flags.input, "Activations: .npy of float16 or float32");
@@ -259,6 +290,7 @@ void AddProduct(CLI::App* sub, Flags& flags) {
       "mlp");
   AddDTypes(sub, flags.dtype, flags.output_dtype,
             "Type in which activations are sent (default: the file's; fp16 with --random)");
+  AddQuantization(sub, flags);
   CLI::Option* ids = sub->add_option("--expert_ids", flags.expert_ids,
                                      "Experts of each token: .npy of int32 [..., top_k]");
   sub->add_option("--router_weights", flags.router_weights,
@@ -438,28 +470,6 @@ void AddMatmulFlags(CLI::App* sub, Flags& flags) {
   sub->add_option("--bias", flags.bias,
                   "Bias to use instead of the weight's own: .npy of N numbers, of experts "
                   "[experts, N]");
-  AddWord<v1::ActivationQuantization>(
-      sub, "--quantize_activations", flags.quantize_activations,
-      {{"none", v1::ACTIVATIONS_AS_SENT},
-       {"per_token", v1::INT8_PER_TOKEN},
-       {"static", v1::INT8_STATIC},
-       {"declared", v1::INT8_AS_DECLARED},
-       {"fp8", v1::FP8_PER_TOKEN},
-       {"fp8_block", v1::FP8_PER_BLOCK_128},
-       {"fp8_static", v1::FP8_STATIC},
-       {"fp8_declared", v1::FP8_AS_DECLARED},
-       {"never", v1::ACTIVATIONS_FLOATING}},
-      "Round activations to INT8, or to E4M3 with fp8, in the server: per_token and fp8 with a "
-      "scale for each token, fp8_block for each 128 of K, static by --activation_scale, declared "
-      "as "
-      "the checkpoint says. never: not by the server's own default either");
-  CLI::Option* scale =
-      sub->add_option("--activation_scale", flags.activation_scale,
-                      "Scale of all tokens, for int8 activations or --quantize_activations static "
-                      "or fp8_static");
-  sub->add_option("--activation_scales", flags.activation_scales,
-                  ".npy with the scale of each token, for int8 activations")
-      ->excludes(scale);
 }
 
 void AddMlpFlags(CLI::App* sub, Flags& flags) {
@@ -483,6 +493,8 @@ void AddMlpFlags(CLI::App* sub, Flags& flags) {
   sub->add_option("--shared_expert_gate", flags.shared_expert_gate,
                   ".npy w [K]: the shared expert's result is multiplied by sigmoid(x . w)")
       ->needs(shared);
+  AddScales(sub, "down_", flags.down_activation_scale, flags.down_activation_scales,
+            "what enters down");
   using Parameters = v1::ActivationParameters;
   const auto add = [&](const char* flag, void (Parameters::*set)(float), const char* help) {
     sub->add_option_function<float>(
@@ -615,7 +627,7 @@ std::string CheckName(const std::string& name) {
 }
 
 void AddTokenFlags(CLI::App* sub, Flags& flags) {
-  const std::vector<std::string> roles = {"infer", "read", "admin", "metrics"};
+  const std::vector<std::string> roles = {"infer", "read", "admin", "metrics", "attach"};
   sub->add_option("name", flags.token.name, "Name of the identity, for logs and limits")
       ->required()
       ->check(CLI::Validator(CheckName, "NAME"));

@@ -180,7 +180,9 @@ absl::Status MoveToSharedMemory(const Flags& flags, client::Client& client,
   const auto in = static_cast<int64_t>(x.bytes.size());
   const bool scaled = flags.activation_scale.has_value() || !flags.activation_scales.empty();
   const client::DType of_int8 = scaled ? v1::FP16 : v1::INT32;
-  const client::DType same = x.dtype == v1::INT8 ? of_int8 : x.dtype;
+  const client::DType same = x.dtype == v1::INT8       ? of_int8
+                             : x.dtype == v1::FP8_E4M3 ? v1::FP16
+                                                       : x.dtype;
   const client::DType dtype =
       flags.output_dtype == v1::DTYPE_UNSPECIFIED ? same : flags.output_dtype;
   const int64_t k = x.shape.empty() ? 0 : x.shape.back();
@@ -243,19 +245,21 @@ Call WithOperands(Call call, const Flags& flags, Operands& operands) {
   call.output_dtype = flags.output_dtype;
   call.path = flags.path;
   call.activation_function = flags.activation_function;
+  call.activation_quantization = flags.quantize_activations;
   call.shared_activations = operands.shared_activations;
   call.shared_output = operands.shared_output;
   return call;
 }
 
-// Scales of quantised activations, if the flags give any.
-absl::StatusOr<std::optional<client::Tensor>> ActivationScales(const Flags& flags) {
-  if (flags.activation_scale.has_value()) {
-    const std::vector<float> one = {static_cast<float>(*flags.activation_scale)};
+// Scales of quantised activations: a number, those of a file, or none.
+absl::StatusOr<std::optional<client::Tensor>> ReadScales(const std::optional<double>& scale,
+                                                         const std::string& file) {
+  if (scale.has_value()) {
+    const std::vector<float> one = {static_cast<float>(*scale)};
     return client::Tensor::FromFloats(v1::FP32, {1}, one);
   }
-  if (flags.activation_scales.empty()) return std::nullopt;
-  return ReadTensor(flags.activation_scales, v1::FP32);
+  if (file.empty()) return std::nullopt;
+  return ReadTensor(file, v1::FP32);
 }
 
 // --- Keys and values ---
@@ -327,18 +331,14 @@ absl::StatusOr<ProductTarget> FindTarget(const Flags& flags, client::Client& cli
 absl::StatusOr<int> Matmul(const Flags& flags, client::Client& client, Console& console) {
   const client::WeightName name = {flags.model, flags.weight};
   AWQD_ASSIGN_OR_RETURN(std::optional<client::Tensor> bias, ReadOptional(flags.bias));
-  AWQD_ASSIGN_OR_RETURN(std::optional<client::Tensor> scales, ActivationScales(flags));
+  AWQD_ASSIGN_OR_RETURN(std::optional<client::Tensor> scales,
+                        ReadScales(flags.activation_scale, flags.activation_scales));
   const bool stack = IsStack(flags.weight);
-  if (stack && (scales || flags.quantize_activations != v1::ACTIVATIONS_AS_SENT)) {
-    return BadArguments(
-        Invalid("--quantize_activations: got a stack of experts, expected a weight"));
-  }
   const client::CallOptions deadline = Deadline(flags);
   const auto send = [&](Operands& operands) -> absl::StatusOr<client::MatmulResult> {
     if (!stack) {
       auto call = WithOperands(client::MatmulCall{.weight = name}, flags, operands);
       call.bias = std::move(bias);
-      call.activation_quantization = flags.quantize_activations;
       call.activation_scales = std::move(scales);
       return client.QuantizedMatmul(std::move(call), deadline);
     }
@@ -349,6 +349,7 @@ absl::StatusOr<int> Matmul(const Flags& flags, client::Client& client, Console& 
     if (operands.routing) call.routing = *std::move(operands.routing);
     call.router = std::move(operands.router);
     call.bias = std::move(bias);
+    call.activation_scales = std::move(scales);
     return client.GroupedQuantizedMatmul(std::move(call), deadline);
   };
   return RunProduct(flags, client, console, flags.weight, flags.weight, send);
@@ -363,6 +364,10 @@ absl::StatusOr<int> Mlp(const Flags& flags, client::Client& client, Console& con
   mlp.set_down(flags.down);
   mlp.set_shared_expert(flags.shared_expert);
   client::GatedMlpCall common = {.mlp = mlp};
+  AWQD_ASSIGN_OR_RETURN(common.activation_scales,
+                        ReadScales(flags.activation_scale, flags.activation_scales));
+  AWQD_ASSIGN_OR_RETURN(common.down_activation_scales,
+                        ReadScales(flags.down_activation_scale, flags.down_activation_scales));
   AWQD_ASSIGN_OR_RETURN(common.gate_bias, ReadOptional(flags.gate_bias));
   AWQD_ASSIGN_OR_RETURN(common.up_bias, ReadOptional(flags.up_bias));
   AWQD_ASSIGN_OR_RETURN(common.down_bias, ReadOptional(flags.down_bias));

@@ -76,6 +76,8 @@ std::string Codes(const QuantizationScheme& scheme) {
       return "4-bit indices into a table of 16 values";
     case CodeKind::kVector:
       return "indices of vectors in a codebook, with their scales";
+    case CodeKind::kTrellis:
+      return absl::StrCat(scheme.bits, "-bit codes of a trellis, whose columns are transformed");
     case CodeKind::kUnsigned:
       break;
   }

@@ -317,19 +317,6 @@ absl::StatusOr<int> Unload(const Flags& flags, client::Client& client, Console& 
 
 namespace {
 
-// "1-8", "4,8"
-std::string BitsText(const google::protobuf::RepeatedField<int32_t>& bits) {
-  std::string out;
-  for (int i = 0; i < bits.size();) {
-    int last = i;
-    while (last + 1 < bits.size() && bits[last + 1] == bits[last] + 1) ++last;
-    absl::StrAppend(&out, out.empty() ? "" : ",", bits[i]);
-    if (last > i) absl::StrAppend(&out, "-", bits[last]);
-    i = last + 1;
-  }
-  return out;
-}
-
 constexpr absl::string_view kFloats = "FP16, BF16, FP32";
 
 // "floats" for all three of them.
@@ -348,12 +335,13 @@ Table NarrowKernels(const v1::GetServerInfoResponse& info, size_t columns) {
   for (const v1::KernelInfo& kernel : info.kernels()) {
     const bool dequantize = kernel.operation() == "dequantize";
     const bool dense = !dequantize && kernel.path() != "fused";
-    table.AddRow(cut(
-        {kernel.name(), absl::StrCat(kernel.operation(), dense ? "*" : ""), BitsText(kernel.bits()),
-         dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
-         dequantize ? "-" : TypesText(kernel.activations()), TypesText(kernel.outputs()),
-         kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
-         kernel.layout(), kernel.needs()}));
+    table.AddRow(
+        cut({kernel.name(), absl::StrCat(kernel.operation(), dense ? "*" : ""),
+             ListRuns({kernel.bits().begin(), kernel.bits().end()}),
+             dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
+             dequantize ? "-" : TypesText(kernel.activations()), TypesText(kernel.outputs()),
+             kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
+             kernel.layout(), kernel.needs()}));
   }
   return table;
 }

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
-#include "kernels/kernels.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
 #include "server/engine/reassembly.h"
@@ -38,7 +37,12 @@ struct Grouped {
             .y = product.y,
             .bias = product.bias,
             .x_scale = product.x_scale,
-            .activation = product.activation};
+            .activation = product.activation,
+            .quantization = product.rounding.how,
+            .scales = product.rounding.scales,
+            .gather = product.gather,
+            .gate = product.gate.has_value() ? &*product.gate : nullptr,
+            .sums_factor = product.sums_factor};
   }
   Grouped(const Grouped&) = delete;
   Grouped& operator=(const Grouped&) = delete;
@@ -46,7 +50,8 @@ struct Grouped {
   // Null: they run one by one.
   const KernelRow* FindRow(const ExpertProduct& product) const {
     const bool one = product.stack->experts.size() == 1;
-    return one || product.path == Path::kDequantize ? nullptr : GroupedRow(args);
+    const bool alike = product.also == nullptr || product.also_rounding == product.rounding;
+    return one || !alike || product.path == Path::kDequantize ? nullptr : GroupedRow(args);
   }
 };
 
@@ -67,7 +72,9 @@ absl::Status RunOneByOne(Lane& lane, const ExpertProduct& product, ExecutionRepo
               product.y.cols};
     args.bias = product.bias != nullptr ? product.bias + e * product.y.cols : weight.bias();
     args.activation = product.activation;
-    const Path path = product.path.value_or(ChoosePath(lane, weight, rows));
+    args.quantization = product.rounding.how;
+    if (product.rounding.scales != nullptr) args.scales = product.rounding.scales + begin;
+    const Path path = product.path.value_or(ChoosePath(lane, weight, rows, args.quantization));
     AWQD_RETURN_IF_ERROR(RunProduct(lane, args, path, report));
   }
   return absl::OkStatus();
@@ -100,6 +107,26 @@ std::vector<int64_t> ExpertsOf(const model::WeightStack& stack, size_t shard) {
   return out;
 }
 
+// The same of the scales of experts.
+Rounding CopyRounding(const Rounding& rounding, absl::Span<const int64_t> experts) {
+  Rounding out = rounding;
+  if (rounding.scales.size() > 1) out.scales = CopyBias(rounding.scales, 1, experts, {0, 1});
+  return out;
+}
+
+// Gives each row of an expert the expert's scale.
+absl::StatusOr<RowRounding> UploadRounding(Lane& lane, const Rounding& rounding,
+                                           absl::Span<const int64_t> ends, UploadedLists* lists) {
+  const std::vector<float>& scales = rounding.scales;
+  if (!HasGivenScales(rounding.how)) return RowRounding{rounding.how};
+  std::vector<float>& of_rows = lists->emplace_back();
+  for (size_t e = 0; e < ends.size(); ++e) {
+    of_rows.resize(ends[e], scales.size() == 1 ? scales[0] : scales[e]);
+  }
+  AWQD_ASSIGN_OR_RETURN(const float* const there, lane.Upload(of_rows));
+  return RowRounding{rounding.how, there};
+}
+
 // Runs all products with one kernel.
 absl::Status RunGrouped(Lane& lane, GroupedArgs args, const KernelRow& row,
                         ExecutionReport* report) {
@@ -121,6 +148,7 @@ absl::StatusOr<WorkPartition> GroupedMatmulWork::Partition(StagingPool& staging)
       auto out = std::make_unique<GroupedMatmulWork>(*this);
       out->stack = stack->shards[shard];
       out->bias = CopyBias(bias, n, ExpertsOf(*stack, shard), {0, n});
+      out->rounding = CopyRounding(rounding, ExpertsOf(*stack, shard));
       return out;
     });
   }
@@ -142,8 +170,14 @@ absl::StatusOr<WorkPartition> GroupedMatmulWork::PartitionAtRows(StagingPool& st
                                .weights = router_weights,
                                .activation = activation,
                                .y_dtype = out_dtype};
+  // All of a token is rounded by one scale, as on one device; parts begin with a block of 128.
+  GroupedMatmulWork like = *this;
+  if (rounding.how == ActivationQuantization::kFloat8PerToken) {
+    like.rounding.how = ActivationQuantization::kFloat8Static;
+    like.token_scales = ComputeTokenScales({x, x_dtype, rows}, 448);
+  }
   const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
-    auto part = std::make_unique<GroupedMatmulWork>(*this);
+    auto part = std::make_unique<GroupedMatmulWork>(like);
     AWQD_ASSIGN_OR_RETURN(part->x, CopyColumns({x, x_dtype, rows}, weight.parts[i], staging));
     part->out_dtype = DType::kFp32;
     part->summed = false;
@@ -169,6 +203,13 @@ absl::Status GroupedMatmulWork::Compute(Lane& lane, const RoutedTokens& routed, 
   if (!bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(bias));
   }
+  UploadedLists lists;
+  if (token_scales.empty()) {
+    AWQD_ASSIGN_OR_RETURN(product.rounding, UploadRounding(lane, rounding, routed.ends, &lists));
+  } else {
+    AWQD_ASSIGN_OR_RETURN(product.rounding.scales, lane.Upload(routed.scales));
+    product.rounding.how = rounding.how;
+  }
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   return CombineAndFetch(lane, routed, product.y, nullptr, y);
 }
@@ -188,6 +229,7 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
   alone.y.rows = product.x.rows;
   AWQD_RETURN_IF_ERROR(RunExperts(lane, alone, report));
   alone.stack = product.also;
+  alone.rounding = product.also_rounding;
   if (alone.bias != nullptr) alone.bias += static_cast<int64_t>(product.ends.size()) * alone.y.cols;
   alone.y.data = static_cast<char*>(product.y.data) +
                  product.x.rows * product.y.cols * SizeOf(product.y.dtype);
@@ -202,10 +244,13 @@ bool GatedMlpWork::partitioned() const {
 }
 
 batching::BatchKey GatedMlpWork::merge_key() const {
-  if (!gate_up_bias.empty() || !down_bias.empty()) return {};
+  const Rounding* const roundings[] = {&mlp_.of_gate,    &mlp_.of_up,    &mlp_.of_down,
+                                       &shared_.of_gate, &shared_.of_up, &shared_.of_down};
+  const bool own = absl::c_any_of(roundings, [](const auto* each) { return each->from_request; });
+  if (own || !gate_up_bias.empty() || !down_bias.empty()) return {};
   batching::BatchKey out = {
       .subject = &Here(*mlp_.gate),
-      .variant = variant(),
+      .variant = variant(roundings),
       .constants = {parameters.limit, parameters.alpha, parameters.beta, parameters.linear_beta}};
   for (size_t i = 1; i < first_experts_.size(); ++i) {
     out.further[i - 1] = first_experts_[i]->parts[part].weight.get();
@@ -272,11 +317,14 @@ absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) cons
           " and down on ", mlp_.down->devices(), ", expected each expert's on one device"));
     }
     const auto make = [&](size_t shard) {
-      auto out = std::make_unique<GatedMlpWork>(mlp_.gate->shards[shard], mlp_.up->shards[shard],
-                                                mlp_.down->shards[shard]);
+      const std::vector<int64_t> mine = ExpertsOf(*mlp_.gate, shard);
+      auto out = std::make_unique<GatedMlpWork>(
+          Stacks{mlp_.gate->shards[shard], mlp_.up->shards[shard], mlp_.down->shards[shard],
+                 CopyRounding(mlp_.of_gate, mine), CopyRounding(mlp_.of_up, mine),
+                 CopyRounding(mlp_.of_down, mine)},
+          Stacks());
       static_cast<RoutedWork&>(*out) = *this;
       out->parameters = parameters;
-      const std::vector<int64_t> mine = ExpertsOf(*mlp_.gate, shard);
       std::vector<int64_t> both = mine;
       for (int64_t expert : mine) both.push_back(experts() + expert);
       const int64_t middle = mlp_.gate->shape().n, n = mlp_.down->shape().n;
@@ -288,6 +336,14 @@ absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) cons
     return PartitionExperts(*mlp_.gate, staging, make, MakeSharedPart());
   }
   AWQD_RETURN_IF_ERROR(CheckPartitionedAlike(0));
+  for (const Stacks* stacks : {&mlp_, &shared_}) {
+    if (stacks->of_down.how != ActivationQuantization::kFloat8PerToken) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        name(), ": got activations that are rounded to E4M3 by a scale of each token, of which ",
+        first_experts_[2]->devices(),
+        " have a part each before down, expected scales of blocks or static ones; or serve with "
+        "--shard=replicas, --shard=models or --shard=experts"));
+  }
   if (shared_.gate != nullptr) AWQD_RETURN_IF_ERROR(CheckSharedPartitioned());
   const Reduction reduction = {
       .count = y_rows(), .cols = mlp_.down->shape().n, .y_dtype = out_dtype};
@@ -320,10 +376,18 @@ std::unique_ptr<GatedMlpWork> GatedMlpWork::MakeSharedPart() const {
 
 absl::Status GatedMlpWork::RunToDown(Lane& lane, const Stacks& stacks, DType dtype,
                                      float sums_factor, ExpertProduct* product,
-                                     ExecutionReport* report) const {
-  const int64_t middle = Here(*stacks.gate).shape.n, both_rows = 2 * product->x.rows;
+                                     UploadedLists* lists, ExecutionReport* report) const {
+  const int64_t middle = Here(*stacks.gate).shape.n, both_rows = 2 * product->rows();
   product->stack = stacks.gate.get();
   product->also = stacks.up.get();
+  const auto upload = [&](const Rounding& rounding) {
+    return UploadRounding(lane, rounding, product->ends, lists);
+  };
+  AWQD_ASSIGN_OR_RETURN(product->rounding, upload(stacks.of_gate));
+  product->also_rounding = product->rounding;
+  if (stacks.of_up != stacks.of_gate) {
+    AWQD_ASSIGN_OR_RETURN(product->also_rounding, upload(stacks.of_up));
+  }
   // The rows of gate, then those of up.
   product->y = {nullptr, dtype, both_rows, middle};
   const int64_t bytes = both_rows * middle * SizeOf(dtype);
@@ -332,14 +396,17 @@ absl::Status GatedMlpWork::RunToDown(Lane& lane, const Stacks& stacks, DType dty
   product->stack = stacks.down.get();
   product->also = nullptr;
   product->bias = nullptr;
+  product->gather = nullptr;
+  AWQD_ASSIGN_OR_RETURN(product->rounding, upload(stacks.of_down));
   return MultiplyGate(lane, product->y, sums_factor, product);
 }
 
 absl::StatusOr<const float*> GatedMlpWork::RunShared(Lane& lane, const ConstMatrixView& tokens,
+                                                     UploadedLists* lists,
                                                      ExecutionReport* report) const {
   const int64_t ends[] = {tokens.rows};
   ExpertProduct product = {.part = part, .x = tokens, .ends = ends, .path = path};
-  AWQD_RETURN_IF_ERROR(RunToDown(lane, shared_, DType::kFp32, 1, &product, report));
+  AWQD_RETURN_IF_ERROR(RunToDown(lane, shared_, DType::kFp32, 1, &product, lists, report));
   const int64_t n = last().n;
   AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kSharedSlot, tokens.rows * n * 4));
   product.y = {sums, DType::kFp32, tokens.rows, n};
@@ -352,18 +419,21 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   const int64_t rows = routed.x.rows, n = last().n;
   // The shared expert comes first, because the experts use the same buffers.
   const float* shared = nullptr;
+  UploadedLists lists;
   if (shared_.gate != nullptr) {
-    AWQD_ASSIGN_OR_RETURN(shared, RunShared(lane, routed.tokens, report));
+    AWQD_ASSIGN_OR_RETURN(shared, RunShared(lane, routed.tokens, &lists, report));
   }
   ExpertProduct product = {.part = part, .x = routed.x, .ends = routed.ends, .path = path};
   if (!gate_up_bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(gate_up_bias));
   }
   const bool narrow = Narrows(routed, product);
-  if (narrow) product.x_scale = routed.factors;
+  if (routed.x.data == nullptr) product.x = routed.tokens, product.gather = routed.sources;
+  if (narrow && product.gather != nullptr) product.sums_factor = NarrowFactor(x_dtype);
+  if (narrow && product.gather == nullptr) product.x_scale = routed.factors;
   const DType sums_dtype = narrow ? out_dtype : DType::kFp32;
   AWQD_RETURN_IF_ERROR(RunToDown(lane, mlp_, narrow ? x_dtype : DType::kFp32,
-                                 NarrowFactor(sums_dtype), &product, report));
+                                 NarrowFactor(sums_dtype), &product, &lists, report));
   if (!down_bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(down_bias));
   }
@@ -394,6 +464,10 @@ bool GatedMlpWork::MayNarrow(int64_t rows) const {
   const Device& device = step_device();
   if (device.host_addressable() || device.info().batch_invariant) return false;
   if (!of_experts || rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
+  const bool rounds = mlp_.of_gate.how != ActivationQuantization::kNone;
+  // Rows that read rounded numbers themselves have no factor for them.
+  if (rounds && Here(*mlp_.gate).shape.scheme.code == CodeKind::kVector) return false;
+  if (rounds != (mlp_.of_down.how != ActivationQuantization::kNone)) return false;
   // The factor of narrow rows is one of sums before the bias.
   if (!gate_up_bias.empty() || !down_bias.empty()) return false;
   for (const auto* stack : {mlp_.gate.get(), mlp_.up.get(), mlp_.down.get()}) {
@@ -402,12 +476,27 @@ bool GatedMlpWork::MayNarrow(int64_t rows) const {
   return true;
 }
 
+bool GatedMlpWork::GathersTokens(const RoutedTokens& routed) const {
+  if (step_device().host_addressable() || mlp_.of_gate != mlp_.of_up) return false;
+  return mlp_.of_gate.how != ActivationQuantization::kNone &&
+         IsOneKernel({.stack = mlp_.gate.get(),
+                      .also = mlp_.up.get(),
+                      .part = part,
+                      .x = routed.x,
+                      .rounding = {mlp_.of_gate.how},
+                      .also_rounding = {mlp_.of_gate.how},
+                      .ends = routed.ends,
+                      .path = path});
+}
+
 bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) const {
   if (!MayNarrow(routed.x.rows)) return false;
   product.stack = mlp_.gate.get();
   product.also = mlp_.up.get();
+  product.rounding.how = product.also_rounding.how = mlp_.of_gate.how;
   product.y = {nullptr, DType::kFp32, 2 * routed.x.rows, first().n};
-  if (!IsOneKernel(product)) return false;
+  if (mlp_.of_gate != mlp_.of_up || !IsOneKernel(product)) return false;
+  product.rounding.how = mlp_.of_down.how;
   product.stack = mlp_.down.get();
   product.also = nullptr;
   product.x = {nullptr, DType::kFp16, routed.x.rows, first().n};
@@ -424,10 +513,21 @@ absl::Status GatedMlpWork::MultiplyGate(Lane& lane, const MatrixView& both, floa
                    .parameters = parameters,
                    .dtype = both.dtype,
                    .sums_factor = sums_factor};
-  // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of
-  // FP32.
+  down->sums_factor = 1;
   down->x = {nullptr, DType::kFp16, rows, middle};
-  if (middle % 8 == 0 && IsOneKernel(*down)) {
+  // One kernel for all experts reads FP16 with a scale for each row, and its prologue rounds the
+  // middle as it computes it. Else the prologue converts FP32.
+  const bool one_kernel = middle % 8 == 0 && IsOneKernel(*down);
+  if (one_kernel && down->rounding.how != ActivationQuantization::kNone &&
+      !step_device().host_addressable()) {
+    args.cols = middle;
+    down->x = {both.data, both.dtype, rows, middle};
+    down->x_scale = nullptr;
+    down->sums_factor = sums_factor;
+    down->gate = args;
+    return absl::OkStatus();
+  }
+  if (one_kernel && down->rounding.how == ActivationQuantization::kNone) {
     AWQD_ASSIGN_OR_RETURN(void* half, lane.AllocateScratch(kHalfSlot, rows * middle * 2));
     AWQD_ASSIGN_OR_RETURN(void* scale, lane.AllocateScratch(kHalfScaleSlot, rows * 4));
     args.half = static_cast<uint16_t*>(half);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "kernels/kernels.h"
 #include "server/engine/routed_work.h"
 
 namespace awqd::engine {
@@ -21,17 +22,18 @@ class GroupedMatmulWork final : public RoutedWork {
  public:
   std::shared_ptr<const model::WeightStack> stack;
   std::vector<float> bias;  // [experts, N] override, or empty for the weights' own
+  Rounding rounding;        // of x
 
   absl::string_view name() const override { return "GroupedQuantizedMatmul"; }
   // The first stands for all: they are on the same devices.
   absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
     return {stack->experts.data(), 1};
   }
-  // Same stack, element types, activation function, top_k, asked-for path, and whether rows are
-  // summed. A bias of the request's own keeps it alone.
+  // Same stack, element types, activation function, rounding, top_k, asked-for path, and whether
+  // rows are summed. A bias or scales of the request's own keep it alone.
   batching::BatchKey merge_key() const override {
-    if (!bias.empty()) return {};
-    return {&here(), variant()};
+    if (!bias.empty() || rounding.from_request) return {};
+    return {&here(), variant({&rounding})};
   }
   bool partitioned() const override { return stack->partitioned() || stack->expert_parallel(); }
   // By columns; by experts; or by rows of the weights (the down projections of gated MLPs): then
@@ -56,6 +58,14 @@ class GroupedMatmulWork final : public RoutedWork {
 
 // --- The grouped product as a step: from device memory to device memory ---
 
+// A Rounding of rows on a device.
+struct RowRounding {
+  ActivationQuantization how = ActivationQuantization::kNone;
+  const float* scales = nullptr;  // FP32 [rows], where HasGivenScales
+
+  friend bool operator==(const RowRounding&, const RowRounding&) = default;
+};
+
 // y = activation(x @ W + bias), the rows of each expert with its own weight.
 struct ExpertProduct {
   const model::WeightStack* stack = nullptr;
@@ -65,13 +75,23 @@ struct ExpertProduct {
   ConstMatrixView x;
   // FP32 [rows], the factors of the sums of each row; for IsOneKernel alone.
   const float* x_scale = nullptr;
+  RowRounding rounding, also_rounding;  // of x for `stack`, and for `also`
+  // For IsOneKernel with a rounding, on GPUs (GroupedArgs): the rows of x, or what they are instead.
+  const int32_t* gather = nullptr;
+  std::optional<GateArgs> gate;
+  float sums_factor = 1;
   MatrixView y;
   absl::Span<const int64_t> ends;
   // FP32 [experts, N] on the device, then those of `also`; null: the weights' own.
   const float* bias = nullptr;
   ActivationFunction activation = ActivationFunction::kNone;
   std::optional<Path> path;
+
+  int64_t rows() const { return ends.empty() ? 0 : ends.back(); }
 };
+
+// Lists that were uploaded; on the CPU kernels read them here until Fetch.
+using UploadedLists = std::vector<std::vector<float>>;
 
 // Whether one kernel computes all of these products.
 bool IsOneKernel(const ExpertProduct& product);
@@ -88,9 +108,10 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
 // tokens x top_k.
 class GatedMlpWork final : public RoutedWork {
  public:
-  // gate and up [K, I], down [I, N], of as many experts each.
+  // gate and up [K, I], down [I, N], of as many experts each; and how what they multiply is rounded.
   struct Stacks {
     std::shared_ptr<const model::WeightStack> gate, up, down;
+    Rounding of_gate = {}, of_up = {}, of_down = {};
   };
 
   GatedMlpWork(std::shared_ptr<const model::WeightStack> gate,
@@ -122,14 +143,15 @@ class GatedMlpWork final : public RoutedWork {
            static_cast<int64_t>((gate_up_bias.size() + down_bias.size()) * sizeof(float));
   }
   int64_t cost() const override;
-  // Same stacks, element types, activation function with its constants, top_k, asked-for path, and
-  // whether rows are summed and a shared expert is gated. A bias of the request's own keeps it
-  // alone.
+  // Same stacks, element types, activation function with its constants, roundings, top_k, asked-for
+  // path, and whether rows are summed and a shared expert is gated. A bias or scales of the
+  // request's own keep it alone.
   batching::BatchKey merge_key() const override;
   bool partitioned() const override;
   // By experts; or tensor parallel: each device has some columns of gate and of up and the same
   // rows of down, and the partial sums of a token are added in the order of the devices.
-  // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike.
+  // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike; UNIMPLEMENTED
+  // for a scale of all that enters down, of which a device has a part.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:
@@ -138,6 +160,7 @@ class GatedMlpWork final : public RoutedWork {
   int64_t experts() const override { return static_cast<int64_t>(mlp_.gate->experts.size()); }
   double row_cost() const override { return RowCost(mlp_); }
   bool MayNarrow(int64_t rows) const override;
+  bool GathersTokens(const RoutedTokens& routed) const override;
   absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                        ExecutionReport* report) const override;
 
@@ -155,14 +178,15 @@ class GatedMlpWork final : public RoutedWork {
   // MayNarrow, and kernels take such rows: gate and up, and the rows that are combined, then have
   // 16 bits, as x and y have.
   bool Narrows(const RoutedTokens& routed, ExpertProduct product) const;
-  // Enqueues gate and up of `product`, which has all but the stacks and y, and GateFloat of them.
-  // `product` then is that of down without y. `sums_factor`: what the sums of down are to be
-  // multiplied by.
+  // Enqueues gate and up of `product`, which has all but the stacks, roundings and y, and GateFloat
+  // of them. `product` then is that of down without y. `sums_factor`: what the sums of down are to
+  // be multiplied by.
   absl::Status RunToDown(Lane& lane, const Stacks& stacks, DType dtype, float sums_factor,
-                         ExpertProduct* product, ExecutionReport* report) const;
+                         ExpertProduct* product, UploadedLists* lists,
+                         ExecutionReport* report) const;
   // Enqueues the shared expert of all tokens; returns its rows, FP32 [tokens, N].
   absl::StatusOr<const float*> RunShared(Lane& lane, const ConstMatrixView& tokens,
-                                         ExecutionReport* report) const;
+                                         UploadedLists* lists, ExecutionReport* report) const;
   // Enqueues GateFloat(gate, up), and makes it the activations of `down`. `both`: the rows of
   // gate, then those of up.
   absl::Status MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,

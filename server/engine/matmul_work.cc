@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
@@ -16,6 +17,11 @@
 #include "server/engine/threshold_table.h"
 
 namespace awqd::engine {
+namespace {
+
+constexpr int64_t kScaledBlock = 128;  // in-features that share a scale of E4M3 numbers
+
+}  // namespace
 
 // Multiplications. Decoding the weight first costs as much as some tokens more.
 int64_t MatmulWork::cost() const {
@@ -45,10 +51,6 @@ absl::StatusOr<WorkPartition> MatmulWork::Partition(StagingPool& staging) const 
   });
 }
 
-namespace {
-
-// The scale of each token's numbers of 8 bits, as the prologue computes it (kernels/steps.h).
-// `most`: the largest of them.
 std::vector<float> ComputeTokenScales(const Activations& activations, float most) {
   const int64_t count = activations.rows;
   const int64_t k = count == 0 ? 0 : activations.x.size() / SizeOf(activations.dtype) / count;
@@ -67,8 +69,6 @@ std::vector<float> ComputeTokenScales(const Activations& activations, float most
   }
   return out;
 }
-
-}  // namespace
 
 // Each part multiplies its columns of x, without the steps after the sum. All of a token is
 // quantised by one scale, as on one device; parts begin with a block of 128 (SplitMlp).
@@ -89,6 +89,7 @@ absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) 
   const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<MatmulWork>(like);
     AWQD_ASSIGN_OR_RETURN(part->x, CopyColumns(all, weight->parts[i], staging));
+    if (has_block_scales()) part->scales = CopyBlockScales(weight->parts[i]);
     if (i > 0) part->bias.clear();  // the weight's own is with the first part too
     return part;
   };
@@ -96,11 +97,28 @@ absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) 
 }
 
 bool MatmulWork::has_row_scales() const {
-  return HasGivenScales(quantization) || (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
+  return HasGivenScales(quantization) || x_dtype == DType::kE4m3 ||
+         (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
+}
+
+bool MatmulWork::has_block_scales() const {
+  return x_dtype == DType::kE4m3 && quantization == ActivationQuantization::kFloat8PerBlock;
+}
+
+std::vector<float> MatmulWork::CopyBlockScales(const model::WeightPart& of) const {
+  const int64_t all = CeilDiv(weight->shape.k, kScaledBlock);
+  std::vector<float> out;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto begin = scales.begin() + row * all;
+    out.insert(out.end(), begin + of.row_begin / kScaledBlock,
+               begin + CeilDiv(of.row_end(), kScaledBlock));
+  }
+  if (out.empty()) out = {1};  // no tokens
+  return out;
 }
 
 void MatmulWork::AppendScales(std::vector<float>* out) const {
-  if (scales.size() == 1) {
+  if (scales.size() == 1 && !has_block_scales()) {
     out->insert(out->end(), rows, scales[0]);
   } else {
     out->insert(out->end(), scales.begin(), scales.end());
@@ -109,9 +127,7 @@ void MatmulWork::AppendScales(std::vector<float>* out) const {
 
 absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* result,
                              ExecutionReport* report) const {
-  const bool in_float8 = IsFloat8(quantization) && here().plan.Float8(batch.tokens) != nullptr;
-  const Path taken =
-      path.value_or(in_float8 ? Path::kFused : ChoosePath(lane, here(), batch.tokens));
+  const Path taken = path.value_or(ChoosePath(lane, here(), batch.tokens, quantization));
   absl::InlinedVector<RowPiece, 8> pieces;
   pieces.reserve(batch.tasks.size());
   std::vector<float> all_scales;
@@ -131,7 +147,8 @@ absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* res
   return RunInSteps(rows, lane.max_rows(), [&](int64_t row, int64_t count) {
     const RowPiece piece{x.data() + row * x_row, count, x.device()};
     const auto scales = absl::MakeConstSpan(all_scales);
-    const auto own = scales.empty() ? scales : scales.subspan(row, count);
+    const int64_t each = scales.empty() ? 0 : static_cast<int64_t>(scales.size()) / rows;
+    const auto own = scales.subspan(row * each, count * each);
     return Multiply(lane, {&piece, 1}, own, taken, result + row * y_row, report);
   });
 }
@@ -271,7 +288,9 @@ absl::Status DequantizeWork::RunTransformed(Lane& lane, char* result,
   return absl::OkStatus();
 }
 
-Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
+Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
+                ActivationQuantization quantization) {
+  if (IsFloat8(quantization) && weight.plan.Float8(tokens) != nullptr) return Path::kFused;
   return tokens < lane.thresholds().FindThreshold(weight) ? Path::kFused : Path::kDequantize;
 }
 

@@ -29,10 +29,10 @@ class MatmulWork final : public Work {
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
   ActivationFunction activation = ActivationFunction::kNone;
-  // Floating x is rounded to 8 bits first; kNone for x that is INT8.
+  // Floating x is rounded to 8 bits first; kNone for x that is INT8, as in MatmulArgs for E4M3.
   ActivationQuantization quantization = ActivationQuantization::kNone;
   // For INT8 x with a floating result, and where HasGivenScales: one for each row, or one for all.
-  // Else empty.
+  // For E4M3 x with kFloat8PerBlock [rows, ceil(K / 128)]. Else empty.
   std::vector<float> scales;
 
   const DeviceWeight& here() const { return *weight->parts[part].weight; }
@@ -67,6 +67,10 @@ class MatmulWork final : public Work {
                         ExecutionReport* report) const;
   // Whether each row of x has a scale of the request's, whatever the number of rows.
   bool has_row_scales() const;
+  // Whether each block of 128 of a row has one.
+  bool has_block_scales() const;
+  // Those of the columns of x that a part multiplies; it begins with a block.
+  std::vector<float> CopyBlockScales(const model::WeightPart& of) const;
   // Adds the scale of each row.
   void AppendScales(std::vector<float>* out) const;
 };
@@ -109,8 +113,14 @@ class DequantizeWork final : public Work {
 
 // --- The product as a step: from device memory to device memory ---
 
-// The path of a product of so many tokens, by the token-count policy.
-Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens);
+// The path of a product of so many tokens, by the token-count policy; kFused where a kernel
+// multiplies E4M3.
+Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
+                ActivationQuantization quantization);
+
+// The scale of each token's numbers of 8 bits, as the prologue computes it (kernels/steps.h).
+// `most`: the largest of them.
+std::vector<float> ComputeTokenScales(const Activations& activations, float most);
 
 // Enqueues the product with the lane's workspace, and adds the kernel to `report`.
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report);

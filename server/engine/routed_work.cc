@@ -107,14 +107,19 @@ struct RoutedWork::Piece {
   const int32_t* tokens = nullptr;  // of each choice, or null
   int32_t first_token = 0;          // the number in `tokens` of x's first row
   const float* weights = nullptr;
+  const float* scales = nullptr;  // of each token, or null
   absl::Span<const float> shared_expert_gate;
 };
 
-uint64_t RoutedWork::variant() const {
+uint64_t RoutedWork::variant(absl::Span<const Rounding* const> roundings) const {
+  uint64_t rounded = token_scales.empty() ? 0 : 1;
+  for (const Rounding* rounding : roundings) {
+    rounded = rounded << 3 | static_cast<uint64_t>(rounding->how);
+  }
   const uint64_t asked = path.has_value() ? 1 + static_cast<uint64_t>(*path) : 0;
   // A part never merges with a work that has all choices of its tokens.
   const auto choices_each = static_cast<uint64_t>(choice_tokens.empty() ? top_k : 0);
-  return choices_each << 32 | uint64_t{!shared_expert_gate.empty()} << 26 |
+  return rounded << 40 | choices_each << 32 | uint64_t{!shared_expert_gate.empty()} << 26 |
          uint64_t{of_experts} << 25 | uint64_t{summed} << 24 | asked << 20 |
          static_cast<uint64_t>(activation) << 16 | static_cast<uint64_t>(x_dtype) << 8 |
          static_cast<uint64_t>(out_dtype);
@@ -131,6 +136,7 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
                       .ids = work.ids.data(),
                       .tokens = work.choice_tokens.empty() ? nullptr : work.choice_tokens.data(),
                       .weights = work.router_weights.data(),
+                      .scales = work.token_scales.empty() ? nullptr : work.token_scales.data(),
                       .shared_expert_gate = work.shared_expert_gate});
   }
   if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
@@ -154,6 +160,7 @@ absl::Status RoutedWork::RunWorkInSteps(Lane& lane, char* y, ExecutionReport* re
     if (of_experts) piece.ids = ids.data() + begin * top_k;
     if (!whole) piece.tokens = choice_tokens.data() + begin;
     if (summed) piece.weights = router_weights.data() + begin * top_k;
+    if (!token_scales.empty()) piece.scales = token_scales.data() + first_token;
     return RunPieces(lane, {&piece, 1}, y + begin * y_row, report);
   });
 }
@@ -162,7 +169,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
                                    ExecutionReport* report) const {
   absl::InlinedVector<RowPiece, 8> x_pieces;
   std::vector<int32_t> all_ids, all_tokens;
-  std::vector<float> weights;
+  std::vector<float> weights, all_scales, scales;
   int64_t begin = 0;
   for (const Piece& piece : pieces) {
     x_pieces.push_back(piece.x);
@@ -171,6 +178,9 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
       all_tokens.push_back(static_cast<int32_t>(begin + piece.tokens[i] - piece.first_token));
     }
     begin += piece.x.rows;
+    if (piece.scales != nullptr) {
+      all_scales.insert(all_scales.end(), piece.scales, piece.scales + piece.x.rows);
+    }
     if (summed) {
       weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
     }
@@ -193,7 +203,13 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   }
   routed.rows = static_cast<const int32_t*>(rows_there);
   routed.ends = order.ends;
-  routed.x.rows = static_cast<int64_t>(order.rows.size());
+  for (size_t i = 0; !all_scales.empty() && i < order.tokens.size(); ++i) {
+    scales.push_back(all_scales[order.tokens[i]]);
+  }
+  routed.scales = scales;
+  routed.sources = static_cast<const int32_t*>(sources);
+  routed.x = {nullptr, x_dtype, static_cast<int64_t>(order.rows.size()), k};
+  if (GathersTokens(routed)) return Compute(lane, routed, y, report);
   AWQD_ASSIGN_OR_RETURN(void* sorted, lane.AllocateScratch(kSortedSlot, routed.x.rows * row_bytes));
   routed.x.data = sorted;
   float* factors = nullptr;
@@ -202,7 +218,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
     routed.factors = factors = static_cast<float*>(room);
   }
   AWQD_RETURN_IF_ERROR(GatherRows({.in = tokens,
-                                   .rows = static_cast<const int32_t*>(sources),
+                                   .rows = routed.sources,
                                    .count = routed.x.rows,
                                    .row_bytes = row_bytes,
                                    .out = sorted,

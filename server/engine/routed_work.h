@@ -27,17 +27,28 @@ struct ExpertOrder {
 ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
                          absl::Span<const int32_t> tokens = {});
 
+// How activations are rounded to E4M3 before a product (kernels/steps.h).
+struct Rounding {
+  ActivationQuantization how = ActivationQuantization::kNone;  // kNone, or one of E4M3
+  std::vector<float> scales;  // where HasGivenScales: one for all rows, or one for each expert
+  bool from_request = false;  // the scales are a request's, not the weights'
+
+  friend bool operator==(const Rounding&, const Rounding&) = default;
+};
+
 // Tokens on a lane's device, in the order of their experts.
 struct RoutedTokens {
-  ConstMatrixView x;               // [rows, K]
-  absl::Span<const int64_t> ends;  // of each expert's rows
-  const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
-  const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
-  ConstMatrixView tokens;          // [tokens, K], x in the order of the tokens
+  ConstMatrixView x;                 // [rows, K]; no data where GathersTokens
+  const int32_t* sources = nullptr;  // int32 [rows]: the token of each row
+  absl::Span<const int64_t> ends;    // of each expert's rows
+  const int32_t* rows = nullptr;     // int32 [tokens, top_k]; null: row i is token i
+  const float* weights = nullptr;    // FP32 [tokens, top_k], the router's; null: not summed
+  ConstMatrixView tokens;            // [tokens, K], x in the order of the tokens
   // FP32 [tokens]: the weight of the shared expert's row; null: 1.
   const float* shared_weights = nullptr;
   const float* factors =
       nullptr;  // FP32 [rows], kNarrowFactor; null: not FP16, or MayNarrow is false
+  absl::Span<const float> scales;  // [rows], of token_scales, in host memory; else empty
 };
 
 // Tokens that experts multiply, or that all go to one weight.
@@ -57,6 +68,8 @@ class RoutedWork : public Work {
   // top_k is 1, and nothing is summed. Empty: choice i is of token i / top_k.
   std::vector<int32_t> choice_tokens;
   std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
+  // [rows] only in a part: the scale of each token's E4M3 numbers. Else empty.
+  std::vector<float> token_scales;
   // [K]: the shared expert's row of a token is multiplied by sigmoid(x . gate). Empty: by 1.
   std::vector<float> shared_expert_gate;
   std::optional<Path> path;  // none: the token-count policy decides, for each expert
@@ -67,9 +80,10 @@ class RoutedWork : public Work {
   }
   int64_t tokens() const override { return choices(); }
   int64_t bytes() const override {
-    return x.size() + static_cast<int64_t>((ids.size() + choice_tokens.size() +
-                                            router_weights.size() + shared_expert_gate.size()) *
-                                           4);
+    return x.size() +
+           static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size() +
+                                 token_scales.size() + shared_expert_gate.size()) *
+                                4);
   }
   int64_t result_bytes() const override { return y_rows() * last().n * SizeOf(out_dtype); }
   bool accesses_devices() const override { return !partitioned(); }
@@ -90,10 +104,14 @@ class RoutedWork : public Work {
   virtual double row_cost() const = 0;
   // Works with equal variants may merge, if they have the same weights. It holds every field that
   // the run of a batch reads from its first work alone; all other fields are read from each work.
-  uint64_t variant() const;
+  // `roundings`: of each product, up to 6.
+  uint64_t variant(absl::Span<const Rounding* const> roundings) const;
 
   // Whether so many rows may have 16 bits between products (kNarrowRows).
   virtual bool MayNarrow(int64_t /*rows*/) const { return false; }
+
+  // Whether Compute takes `tokens` and `sources` instead of x.
+  virtual bool GathersTokens(const RoutedTokens& /*routed*/) const { return false; }
 
   // Enqueues everything, from these tokens to `y`, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,

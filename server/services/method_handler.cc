@@ -48,27 +48,40 @@ const v1::SharedMemory* OutputRange(const Request& request) {
 
 int64_t MaxSendBytes(const Env& env) { return env.options.transport.max_send_message_bytes; }
 
+bool AreRounded(v1::DType activations) {
+  return activations == v1::INT8 || activations == v1::FP8_E4M3;
+}
+
 // --int8_activations: floating activations of a request that does not say how become INT8.
 void ApplyInt8Default(const model::PlacedWeight& weight, v1::QuantizedMatmulRequest* request) {
   if (request->activation_quantization() != v1::ACTIVATIONS_AS_SENT) return;
   const bool has_kernels = absl::c_all_of(weight.parts, [](const model::WeightPart& part) {
     return !part.weight->plan.quantized.empty();
   });
-  if (request->activations().dtype() == v1::INT8 || !has_kernels) return;
+  if (AreRounded(request->activations().dtype()) || !has_kernels) return;
   request->set_activation_quantization(v1::INT8_PER_TOKEN);
 }
 
 // --fp8_activations: they become E4M3 where the checkpoint declares it.
-void ApplyFp8Default(const model::PlacedWeight& weight, v1::QuantizedMatmulRequest* request) {
-  const bool says_how = request->activation_quantization() != v1::ACTIVATIONS_AS_SENT ||
-                        request->activations().dtype() == v1::INT8;
-  if (says_how || !IsFloat8(weight.activations().how)) return;
-  request->set_activation_quantization(v1::FP8_AS_DECLARED);
+template <typename Request, typename Weights>
+void ApplyFp8Default(const Env& env, const Weights& weights, Request* request) {
+  if (!env.options.fp8_activations ||
+      request->activation_quantization() != v1::ACTIVATIONS_AS_SENT ||
+      AreRounded(request->activations().dtype())) {
+    return;
+  }
+  bool declares = false;
+  if constexpr (requires { weights.activations(); }) {
+    declares = IsFloat8(weights.activations().how);
+  } else {
+    declares = wire::DeclaresFloat8(weights);
+  }
+  if (declares) request->set_activation_quantization(v1::FP8_AS_DECLARED);
 }
 
 absl::StatusOr<wire::MatmulJob> BuildJob(const Env& env, v1::QuantizedMatmulRequest* request,
                                          WeightPtr weight, std::optional<int64_t> cut_bytes) {
-  if (env.options.fp8_activations) ApplyFp8Default(*weight, request);
+  ApplyFp8Default(env, *weight, request);
   if (env.options.int8_activations) ApplyInt8Default(*weight, request);
   AWQD_ASSIGN_OR_RETURN(wire::MatmulJob job,
                         wire::BuildMatmul(request, weight->shape, MaxSendBytes(env), cut_bytes,
@@ -80,11 +93,13 @@ absl::StatusOr<GroupedMatmulMethod::Job> BuildJob(const Env& env,
                                                   v1::GroupedQuantizedMatmulRequest* request,
                                                   StackPtr stack,
                                                   std::optional<int64_t> cut_bytes) {
+  ApplyFp8Default(env, *stack, request);
   return wire::BuildGroupedMatmul(request, std::move(stack), MaxSendBytes(env), cut_bytes);
 }
 absl::StatusOr<GatedMlpMethod::Job> BuildJob(const Env& env, v1::GatedMlpRequest* request,
                                              wire::MlpStacks projections,
                                              std::optional<int64_t> cut_bytes) {
+  ApplyFp8Default(env, projections, request);
   return wire::BuildGatedMlp(request, std::move(projections), MaxSendBytes(env), cut_bytes);
 }
 absl::StatusOr<wire::DequantizeJob> BuildJob(const Env&, v1::DequantizeRequest* request,

@@ -115,6 +115,10 @@ WeightShape ShapeFor(const KernelRow& row) {
     shape.scheme = Vectors(VectorCode::kIq3S);
     return shape;
   }
+  if (claims.codes == MaskOf(CodeKind::kTrellis)) {
+    shape.scheme = Trellis(TrellisCode::k3Inst, 4);
+    return shape;
+  }
   const int bits = claims.bits & (1u << 4) ? 4 : std::countr_zero(claims.bits);
   const int64_t rows = claims.group_multiple > 128 ? 0 : 128;
   const bool stored = (claims.zeros & MaskOf(ZeroKind::kStored)) != 0;
@@ -171,6 +175,7 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
                      : row.op == Op::kQuantizedActivations ? "matmul_a8"
                      : row.op == Op::kFloat8Activations    ? "matmul_fp8"
                      : row.op == Op::kGroupedMatmul        ? "matmul_experts"
+                     : row.op == Op::kGroupedFloat8        ? "matmul_experts_fp8"
                                                            : "matmul");
   if (matmul) {
     out->set_path(std::string(Name(row.path)));

@@ -2,10 +2,13 @@
 #include "server/wire/experts_wire.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/wire/router.h"
@@ -171,6 +174,11 @@ absl::Status TakeRouter(v1::Router* from, int64_t experts, engine::RoutedWork* w
   return absl::OkStatus();
 }
 
+template <typename Request>
+QuantizationFields QuantizationOf(const Request& request) {
+  return {request.activation_quantization(), request.activations().dtype(), true};
+}
+
 // Everything but the weights: tokens, routing, output and payload. `in` is the weight that the
 // activations go to, `n` how wide the answer is.
 template <typename Request, typename Work>
@@ -262,6 +270,100 @@ absl::Status CheckFit(absl::string_view field, const model::WeightStack& stack, 
                                  "]: the gate decides which shapes fit"));
 }
 
+// --- How activations are rounded to E4M3 ---
+
+using engine::Rounding;
+using MlpProjections = engine::GatedMlpWork::Stacks;
+
+// As the checkpoint of each expert says. `weight`: what the stack is called in errors.
+absl::StatusOr<Rounding> DeclaredRounding(const model::WeightStack& stack,
+                                          absl::string_view weight) {
+  Rounding out = {.how = stack.experts.front()->activations().how};
+  if (out.how != ActivationQuantization::kNone && !IsFloat8(out.how)) {
+    return NotDeclared(v1::FP8_AS_DECLARED, weight, out.how);
+  }
+  for (const auto& expert : stack.experts) {
+    const DeclaredActivations& own = expert->activations();
+    if (own.how != out.how) {
+      return FieldError("activation_quantization", "FP8_AS_DECLARED",
+                        absl::StrCat("another: the experts of ", weight, " declare several"));
+    }
+    if (HasGivenScales(own.how)) out.scales.push_back(own.scale);
+  }
+  return out;
+}
+
+absl::Status NothingDeclared(absl::string_view weight) {
+  return NotDeclared(v1::FP8_AS_DECLARED, weight, ActivationQuantization::kNone);
+}
+
+// Those of all projections, of which some may declare nothing.
+absl::Status FillDeclared(MlpProjections* mlp, absl::string_view prefix, bool* any) {
+  for (const auto& [name, stack, rounding] : {std::tuple("gate", &mlp->gate, &mlp->of_gate),
+                                              {"up", &mlp->up, &mlp->of_up},
+                                              {"down", &mlp->down, &mlp->of_down}}) {
+    AWQD_ASSIGN_OR_RETURN(*rounding, DeclaredRounding(**stack, absl::StrCat(prefix, name)));
+    *any = *any || rounding->how != ActivationQuantization::kNone;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillDeclared(MlpProjections* mlp, MlpProjections* shared) {
+  bool any = false;
+  AWQD_RETURN_IF_ERROR(FillDeclared(mlp, "", &any));
+  if (shared->gate != nullptr) AWQD_RETURN_IF_ERROR(FillDeclared(shared, "shared_expert.", &any));
+  return any ? absl::OkStatus() : NothingDeclared("the gated MLP");
+}
+
+// The scales of FP8_STATIC: one for all, or one for each of `experts` and then the shared one's.
+absl::StatusOr<std::vector<float>> TakeExpertScales(v1::Tensor* tensor, absl::string_view field,
+                                                    int64_t experts, bool shared) {
+  return TakePositiveScales(tensor, field, {{experts + (shared ? 1 : 0)}},
+                            absl::StrCat("one element, or ", experts, ", one for each expert",
+                                         shared ? ", and one for the shared one" : ""));
+}
+
+template <typename Request>
+absl::StatusOr<Rounding> RoundingOf(Request* request, const model::WeightStack& stack) {
+  const v1::ActivationQuantization how = request->activation_quantization();
+  if (how == v1::FP8_AS_DECLARED) {
+    AWQD_ASSIGN_OR_RETURN(Rounding out, DeclaredRounding(stack, "the stack"));
+    if (out.how == ActivationQuantization::kNone) return NothingDeclared("the stack");
+    return out;
+  }
+  Rounding out = {.how = FromProto(how), .from_request = how == v1::FP8_STATIC};
+  if (!out.from_request) return out;
+  AWQD_ASSIGN_OR_RETURN(out.scales,
+                        TakeExpertScales(request->mutable_activation_scales(), "activation_scales",
+                                         static_cast<int64_t>(stack.experts.size()), false));
+  return out;
+}
+
+absl::Status FillRoundings(v1::GatedMlpRequest* request, MlpProjections* mlp,
+                           MlpProjections* shared) {
+  const v1::ActivationQuantization how = request->activation_quantization();
+  if (how == v1::FP8_AS_DECLARED) return FillDeclared(mlp, shared);
+  Rounding all = {.how = FromProto(how), .from_request = how == v1::FP8_STATIC};
+  for (MlpProjections* each : {mlp, shared}) each->of_gate = each->of_up = each->of_down = all;
+  if (!all.from_request) return absl::OkStatus();
+  const auto experts = static_cast<int64_t>(mlp->gate->experts.size());
+  const bool has_shared = shared->gate != nullptr;
+  AWQD_ASSIGN_OR_RETURN(std::vector<float> in,
+                        TakeExpertScales(request->mutable_activation_scales(), "activation_scales",
+                                         experts, has_shared));
+  AWQD_ASSIGN_OR_RETURN(std::vector<float> middle,
+                        TakeExpertScales(request->mutable_down_activation_scales(),
+                                         "down_activation_scales", experts, has_shared));
+  for (const auto& [scales, of] :
+       {std::tuple(&in, &MlpProjections::of_gate), {&middle, &MlpProjections::of_down}}) {
+    (shared->*of).scales = {scales->back()};
+    if (has_shared && scales->size() > 1) scales->pop_back();
+    (mlp->*of).scales = std::move(*scales);
+  }
+  for (MlpProjections* each : {mlp, shared}) each->of_up = each->of_gate;
+  return absl::OkStatus();
+}
+
 // The errors of a weight in a list name its place in the request.
 absl::Status RenameField(const absl::Status& status, absl::string_view field) {
   constexpr absl::string_view kAlone = "packed";
@@ -301,6 +403,7 @@ absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
     return FieldError("expert_ids", "nothing",
                       "an INT32 tensor of shape [..., top_k], or a router");
   }
+  AWQD_RETURN_IF_ERROR(CheckQuantization(QuantizationOf(request), request.has_activation_scales()));
   return CheckRouting(request);
 }
 
@@ -323,6 +426,9 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
     return FieldError("mlp", "nothing", "mlp {model, path}, or packed");
   }
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
+  AWQD_RETURN_IF_ERROR(CheckQuantization(QuantizationOf(request), request.has_activation_scales()));
+  AWQD_RETURN_IF_ERROR(CheckQuantization(
+      QuantizationOf(request), request.has_down_activation_scales(), "down_activation_scales"));
   AWQD_RETURN_IF_ERROR(GateParametersOf(request).status());
   if (request.has_gate_bias() != request.has_up_bias()) {
     const bool gate = request.has_gate_bias();
@@ -358,6 +464,7 @@ absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
         TakeFloats(request->mutable_bias(), {experts, shape.n}, "bias",
                    absl::StrCat("there are ", experts, " experts with N = ", shape.n)));
   }
+  AWQD_ASSIGN_OR_RETURN(job.work.rounding, RoundingOf(request, *stack));
   job.work.stack = std::move(stack);
   return job;
 }
@@ -390,8 +497,9 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* req
     AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".up"), *shared.up, gate.k, middle, 1));
     AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".down"), *shared.down, middle, n, 1));
   }
-  Job<engine::GatedMlpWork> job = {
-      .work = {{stacks.gate, stacks.up, stacks.down}, std::move(stacks.shared)}};
+  MlpProjections mlp = {stacks.gate, stacks.up, stacks.down};
+  AWQD_RETURN_IF_ERROR(FillRoundings(request, &mlp, &stacks.shared));
+  Job<engine::GatedMlpWork> job = {.work = {std::move(mlp), std::move(stacks.shared)}};
   engine::GatedMlpWork& work = job.work;
   AWQD_RETURN_IF_ERROR(
       FillRouted(request, gate, n, static_cast<int64_t>(experts), max_send_bytes, cut_bytes, &job));
@@ -413,6 +521,21 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* req
                                      "shared_expert_gate", absl::StrCat("K = ", gate.k)));
   }
   return job;
+}
+
+bool DeclaresFloat8(const model::WeightStack& stack) {
+  const absl::StatusOr<Rounding> declared = DeclaredRounding(stack, "");
+  return declared.ok() && declared->how != ActivationQuantization::kNone;
+}
+
+bool DeclaresFloat8(const MlpStacks& stacks) {
+  MlpProjections mlp = {stacks.gate, stacks.up, stacks.down}, shared = stacks.shared;
+  if (!FillDeclared(&mlp, &shared).ok()) return false;
+  // A device that has some rows of down knows a part of what a token's scale depends on.
+  return absl::c_none_of(std::array{&mlp, &shared}, [](const MlpProjections* each) {
+    return each->of_down.how == ActivationQuantization::kFloat8PerToken &&
+           each->down->experts.front()->partitioned_at_rows();
+  });
 }
 
 absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes) {

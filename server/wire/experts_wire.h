@@ -48,6 +48,10 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(
     v1::GatedMlpRequest* request, MlpStacks stacks, int64_t max_send_bytes,
     std::optional<int64_t> cut_bytes = std::nullopt);
 
+// Whether a request for FP8_AS_DECLARED of these weights can be served.
+bool DeclaresFloat8(const model::WeightStack& stack);
+bool DeclaresFloat8(const MlpStacks& stacks);
+
 // As CheckPacked of packed_weight.h, for all weights together.
 absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes);
 absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes);

@@ -138,7 +138,9 @@ absl::string_view InCheckpoints(DType dtype) {
 std::string InApiTypes(absl::string_view text) {
   std::vector<std::pair<absl::string_view, absl::string_view>> names;
   for (const ElementType& type : kElementTypes) {
-    names.emplace_back(type.in_checkpoints, Name(type.dtype));
+    if (!type.in_checkpoints.empty()) {
+      names.emplace_back(type.in_checkpoints, Name(type.dtype));
+    }
   }
   return absl::StrReplaceAll(text, names);
 }

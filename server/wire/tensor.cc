@@ -28,7 +28,7 @@ std::string Sub(absl::string_view field, absl::string_view member) {
 std::string ListNames(DTypeMask mask) {
   std::vector<absl::string_view> names;
   for (const ElementType& type : kElementTypes) {
-    if (mask & MaskOf(type.dtype)) names.push_back(Name(type.dtype));
+    if (mask & MaskOf(type.dtype)) names.push_back(v1::DType_Name(type.api));
   }
   return absl::StrJoin(names, ", ");
 }
@@ -65,7 +65,7 @@ absl::Status CheckShape(absl::string_view field, TensorInfo* info) {
 
 absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
                            absl::string_view field, std::optional<int64_t> cut_bytes) {
-  const bool floating = IsFloating(info.dtype);
+  const bool floating = IsFloating(info.dtype), raw_only = info.dtype == DType::kE4m3;
   const auto bytes = [&](absl::string_view member, int64_t got,
                          absl::string_view unit) -> absl::Status {
     if (got == info.bytes) return absl::OkStatus();
@@ -90,16 +90,18 @@ absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
       if (cut_bytes) return bytes("shared_memory.size", *cut_bytes, "");
       return FieldError(Sub(field, "shared_memory"), "a range", "contents in the message");
     case v1::Tensor::kFloats:
-      return values("floats", tensor.floats().values_size(), floating, "raw or ints");
+      return values("floats", tensor.floats().values_size(), floating,
+                    raw_only ? "raw" : "raw or ints");
     case v1::Tensor::kInts:
-      return values("ints", tensor.ints().values_size(), !floating, "raw or floats");
+      return values("ints", tensor.ints().values_size(), !floating && !raw_only,
+                    raw_only ? "raw" : "raw or floats");
     case v1::Tensor::CONTENTS_NOT_SET:
       break;
   }
   if (info.elements == 0) return absl::OkStatus();
-  return FieldError(
-      field, "no contents",
-      absl::StrCat("raw, or ", floating ? "floats" : "ints", ", of ", info.elements, " elements"));
+  const absl::string_view typed = raw_only ? "" : floating ? ", or floats," : ", or ints,";
+  return FieldError(field, "no contents",
+                    absl::StrCat("raw", typed, " of ", info.elements, " elements"));
 }
 
 // The low bytes of a number.
@@ -156,7 +158,7 @@ absl::StatusOr<std::string> NarrowInts(const v1::IntValues& ints, DType dtype,
 absl::StatusOr<DType> ParseDType(v1::DType dtype, DTypeMask allowed, absl::string_view field) {
   const std::optional<DType> known = FindDType(dtype);
   if (known && (allowed & MaskOf(*known))) return *known;
-  const std::string got = known ? std::string(Name(*known))
+  const std::string got = known ? v1::DType_Name(dtype)
                           : dtype == v1::DTYPE_UNSPECIFIED
                               ? "nothing"
                               : absl::StrCat("the unknown value ", static_cast<int>(dtype));

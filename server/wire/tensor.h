@@ -23,7 +23,8 @@ struct ElementType {
 inline constexpr ElementType kElementTypes[] = {
     {v1::FP16, DType::kFp16, "F16"},  {v1::BF16, DType::kBf16, "BF16"},
     {v1::FP32, DType::kFp32, "F32"},  {v1::INT8, DType::kInt8, "I8"},
-    {v1::UINT8, DType::kUint8, "U8"}, {v1::INT32, DType::kInt32, "I32"}};
+    {v1::UINT8, DType::kUint8, "U8"}, {v1::INT32, DType::kInt32, "I32"},
+    {v1::FP8_E4M3, DType::kE4m3, ""}};  // of activations alone
 
 // The shape of a tensor that passed CheckTensor: elements x SizeOf(dtype) fits in 63 bits.
 struct TensorInfo {

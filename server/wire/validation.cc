@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "server/repository/model_folders.h"
@@ -14,7 +15,8 @@ namespace {
 
 constexpr absl::string_view kWeightPath = "the path of a quantised linear";
 
-constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8);
+constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8) | MaskOf(DType::kE4m3);
+constexpr int64_t kScaledBlock = 128;  // in-features that share a scale of E4M3 activations
 
 // INT8 activations without scales.
 bool AreIntegers(const v1::QuantizedMatmulRequest& request) {
@@ -25,41 +27,11 @@ DTypeMask OutputTypes(const v1::QuantizedMatmulRequest& request) {
   return AreIntegers(request) ? MaskOf(DType::kInt32) : kFloatingMask;
 }
 
-constexpr absl::string_view kQuantizations =
-    "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC, INT8_AS_DECLARED, ACTIVATIONS_FLOATING, "
-    "FP8_PER_TOKEN, FP8_PER_BLOCK_128, FP8_STATIC or FP8_AS_DECLARED";
-
 bool IsStatic(v1::ActivationQuantization how) {
   return how == v1::INT8_STATIC || how == v1::FP8_STATIC;
 }
 bool IsDeclared(v1::ActivationQuantization how) {
   return how == v1::INT8_AS_DECLARED || how == v1::FP8_AS_DECLARED;
-}
-
-// Checks that the way in which activations are quantised suits them, and has scales where it needs
-// any.
-absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
-  const v1::ActivationQuantization how = request.activation_quantization();
-  AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
-                                 "activation_quantization", kQuantizations));
-  const std::string name = v1::ActivationQuantization_Name(how);
-  const bool int8 = request.activations().dtype() == v1::INT8;
-  if (int8 && how != v1::ACTIVATIONS_AS_SENT) {
-    return FieldError("activation_quantization", name,
-                      "ACTIVATIONS_AS_SENT: the activations are INT8 already");
-  }
-  if (request.has_activation_scales()) {
-    if (int8 || IsStatic(how)) return absl::OkStatus();
-    const bool own = FromProto(how) != ActivationQuantization::kNone;
-    return FieldError("activation_scales", "a tensor",
-                      own ? absl::StrCat("none with ", name, ": each token has its own")
-                      : IsDeclared(how)
-                          ? absl::StrCat("none with ", name, ": the checkpoint has them")
-                          : "none with floating activations that are multiplied as they are; "
-                            "activation_quantization INT8_STATIC rounds them to INT8");
-  }
-  if (!IsStatic(how)) return absl::OkStatus();
-  return FieldError("activation_scales", "nothing", "an FP32 tensor of one element");
 }
 
 // INT8 activations give the exact INT32 sums, and nothing is done to those.
@@ -76,32 +48,22 @@ absl::Status CheckIntegerProduct(const v1::QuantizedMatmulRequest& request) {
 }
 
 // The scales of activations of that shape: one for each token, or one for all.
-absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* request,
-                                              const TensorInfo& activations) {
+absl::StatusOr<std::vector<float>> TakeTokenScales(v1::QuantizedMatmulRequest* request,
+                                                   const TensorInfo& activations) {
   constexpr absl::string_view kField = "activation_scales";
   v1::Tensor* tensor = request->mutable_activation_scales();
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, MaskOf(DType::kFp32), kField));
-  std::vector<int64_t> tokens = activations.shape;
+  if (IsStatic(request->activation_quantization())) {
+    return TakePositiveScales(tensor, kField, {}, "one element, of all tokens");
+  }
+  std::vector<int64_t> tokens = activations.shape, blocks = activations.shape;
   tokens.pop_back();
-  const bool for_tokens = !IsStatic(request->activation_quantization());
-  if (info.elements != 1 && !(for_tokens && info.shape == tokens)) {
-    return FieldError(
-        absl::StrCat(kField, ".shape"), ShapeText(info.shape),
-        for_tokens
-            ? absl::StrCat(ShapeText(tokens),
-                           ", the leading dimensions of the activations, or one element for all")
-            : "one element, of all tokens");
-  }
-  AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, kField));
-  std::vector<float> scales = FloatsFromBytes(bytes, info.dtype);
-  for (size_t i = 0; i < scales.size(); ++i) {
-    if (scales[i] > 0 && std::isfinite(scales[i])) continue;
-    return FieldError(kField, absl::StrCat(scales[i], " at element ", i),
-                      "positive finite numbers");
-  }
-  // Any scale will do where there are no tokens.
-  if (scales.empty()) scales = {1};
-  return scales;
+  std::string expected = absl::StrCat(
+      ShapeText(tokens), ", the leading dimensions of the activations, or one element for all");
+  if (activations.dtype != DType::kE4m3)
+    return TakePositiveScales(tensor, kField, {tokens}, expected);
+  blocks.back() = CeilDiv(blocks.back(), kScaledBlock);
+  absl::StrAppend(&expected, ", or ", ShapeText(blocks), ", one for each block of ", kScaledBlock);
+  return TakePositiveScales(tensor, kField, {tokens, blocks}, expected);
 }
 
 // Checks the weight for activations of 8 bits, sent or made. Fills the work's output type, scales and
@@ -115,11 +77,7 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
   work->quantization = as_declared ? declared.how : FromProto(how);
   if (as_declared && (declared.how == ActivationQuantization::kNone ||
                       IsFloat8(declared.how) != (how == v1::FP8_AS_DECLARED))) {
-    return FieldError("activation_quantization", v1::ActivationQuantization_Name(how),
-                      absl::StrCat("another: the weight's checkpoint declares ",
-                                   declared.how == ActivationQuantization::kNone ? "none"
-                                   : IsFloat8(declared.how)                      ? "FP8"
-                                                                                 : "INT8"));
+    return NotDeclared(how, "the weight", declared.how);
   }
   if (AreIntegers(*request)) {
     if (const std::string why = WhyNoIntegers(weight); !why.empty()) {
@@ -129,8 +87,17 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
     work->out_dtype = DType::kInt32;
     return absl::OkStatus();
   }
-  AWQD_ASSIGN_OR_RETURN(work->out_dtype,
-                        OutputDType(request->output_dtype(), int8 ? DType::kFp16 : info.dtype));
+  const bool float8 = info.dtype == DType::kE4m3;
+  AWQD_ASSIGN_OR_RETURN(work->out_dtype, OutputDType(request->output_dtype(),
+                                                     int8 || float8 ? DType::kFp16 : info.dtype));
+  if (float8) {
+    const bool blocks =
+        request->activation_scales().shape_size() == request->activations().shape_size();
+    AWQD_ASSIGN_OR_RETURN(work->scales, TakeTokenScales(request, info));
+    work->quantization = blocks && work->scales.size() > 1 ? ActivationQuantization::kFloat8PerBlock
+                                                           : ActivationQuantization::kFloat8Static;
+    return absl::OkStatus();
+  }
   if (!int8 && work->quantization == ActivationQuantization::kNone) return absl::OkStatus();
   const std::string why =
       IsFloat8(work->quantization) ? std::string() : WhyNoQuantizedActivations(weight);
@@ -144,7 +111,7 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
     work->scales = {declared.scale};
   }
   if (!request->has_activation_scales()) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(work->scales, TakeScales(request, info));
+  AWQD_ASSIGN_OR_RETURN(work->scales, TakeTokenScales(request, info));
   return absl::OkStatus();
 }
 
@@ -176,7 +143,9 @@ absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
   AWQD_RETURN_IF_ERROR(CheckSource(request, kWeightPath));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, OutputTypes(request)));
-  AWQD_RETURN_IF_ERROR(CheckQuantization(request));
+  AWQD_RETURN_IF_ERROR(
+      CheckQuantization({request.activation_quantization(), request.activations().dtype()},
+                        request.has_activation_scales()));
   return CheckIntegerProduct(request);
 }
 
@@ -294,6 +263,73 @@ absl::Status CheckActivationFunction(v1::ActivationFunction activation, bool gat
   const bool of_two = activation == v1::SWIGLU_OAI || activation == v1::SITU;
   if (gated ? activation != v1::NONE : !of_two) return absl::OkStatus();
   return FieldError("activation_function", v1::ActivationFunction_Name(activation), expected);
+}
+
+absl::Status CheckQuantization(const QuantizationFields& fields, bool has_scales,
+                               absl::string_view scales_field) {
+  constexpr absl::string_view kField = "activation_quantization";
+  const v1::ActivationQuantization how = fields.how;
+  const absl::string_view expected =
+      fields.float8_only
+          ? "ACTIVATIONS_AS_SENT, ACTIVATIONS_FLOATING, FP8_PER_TOKEN, FP8_PER_BLOCK_128, "
+            "FP8_STATIC or FP8_AS_DECLARED"
+          : "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC, INT8_AS_DECLARED, "
+            "ACTIVATIONS_FLOATING, FP8_PER_TOKEN, FP8_PER_BLOCK_128, FP8_STATIC or "
+            "FP8_AS_DECLARED";
+  AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how, kField, expected));
+  const std::string name = v1::ActivationQuantization_Name(how);
+  const bool to_int8 =
+      how == v1::INT8_PER_TOKEN || how == v1::INT8_STATIC || how == v1::INT8_AS_DECLARED;
+  if (fields.float8_only && to_int8) return FieldError(kField, name, expected);
+  const bool int8 = fields.activations == v1::INT8;
+  const bool float8 = fields.activations == v1::FP8_E4M3;
+  if ((int8 || float8) && how != v1::ACTIVATIONS_AS_SENT) {
+    return FieldError(kField, name,
+                      absl::StrCat("ACTIVATIONS_AS_SENT: the activations are ",
+                                   v1::DType_Name(fields.activations), " already"));
+  }
+  if (has_scales) {
+    if (int8 || float8 || IsStatic(how)) return absl::OkStatus();
+    const bool own = FromProto(how) != ActivationQuantization::kNone;
+    return FieldError(scales_field, "a tensor",
+                      own ? absl::StrCat("none with ", name, ": each token has its own")
+                      : IsDeclared(how)
+                          ? absl::StrCat("none with ", name, ": the checkpoint has them")
+                          : absl::StrCat("none with floating activations that are multiplied as "
+                                         "they are; activation_quantization ",
+                                         fields.float8_only ? "FP8_STATIC rounds them to E4M3"
+                                                            : "INT8_STATIC rounds them to INT8"));
+  }
+  if (float8) return FieldError(scales_field, "nothing", "the scales of FP8_E4M3 activations");
+  if (!IsStatic(how)) return absl::OkStatus();
+  return FieldError(scales_field, "nothing", "an FP32 tensor of one element");
+}
+
+absl::StatusOr<std::vector<float>> TakePositiveScales(v1::Tensor* tensor, absl::string_view field,
+                                                      absl::Span<const std::vector<int64_t>> shapes,
+                                                      absl::string_view expected) {
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, MaskOf(DType::kFp32), field));
+  if (info.elements != 1 && absl::c_find(shapes, info.shape) == shapes.end()) {
+    return FieldError(absl::StrCat(field, ".shape"), ShapeText(info.shape), expected);
+  }
+  AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, field));
+  std::vector<float> scales = FloatsFromBytes(bytes, info.dtype);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (scales[i] > 0 && std::isfinite(scales[i])) continue;
+    return FieldError(field, absl::StrCat(scales[i], " at element ", i), "positive finite numbers");
+  }
+  // Any scale will do where there are no tokens.
+  if (scales.empty()) scales = {1};
+  return scales;
+}
+
+absl::Status NotDeclared(v1::ActivationQuantization how, absl::string_view weight,
+                         ActivationQuantization declared) {
+  return FieldError("activation_quantization", v1::ActivationQuantization_Name(how),
+                    absl::StrCat("another: ", weight, "'s checkpoint declares ",
+                                 declared == ActivationQuantization::kNone ? "none"
+                                 : IsFloat8(declared)                      ? "FP8"
+                                                                           : "INT8"));
 }
 
 absl::StatusOr<DType> OutputDType(v1::DType dtype, DType unspecified, DTypeMask allowed) {

@@ -122,6 +122,26 @@ absl::Status CheckActivationFunction(v1::ActivationFunction activation, bool gat
 // The encoding of an answer: as asked for, else as the tensor `in` of the request is encoded.
 v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in);
 
+// Checks that the way in which activations of that type are quantised suits them, and has scales
+// where it needs any.
+struct QuantizationFields {
+  v1::ActivationQuantization how = v1::ACTIVATIONS_AS_SENT;
+  v1::DType activations = v1::FP16;
+  bool float8_only = false;  // of experts and of gated MLPs, which take no INT8
+};
+absl::Status CheckQuantization(const QuantizationFields& fields, bool has_scales,
+                               absl::string_view scales_field = "activation_scales");
+
+// Moves positive finite FP32 scales out: one element, or as many as one of the shapes says.
+// `expected`: the shapes in words. Empty scales become one.
+absl::StatusOr<std::vector<float>> TakePositiveScales(v1::Tensor* tensor, absl::string_view field,
+                                                      absl::Span<const std::vector<int64_t>> shapes,
+                                                      absl::string_view expected);
+
+// The error of a request for what the checkpoint of a weight does not declare.
+absl::Status NotDeclared(v1::ActivationQuantization how, absl::string_view weight,
+                         ActivationQuantization declared);
+
 absl::StatusOr<DType> OutputDType(v1::DType dtype, DType unspecified,
                                   DTypeMask allowed = kFloatingMask);
 

@@ -203,7 +203,7 @@ TEST(AwqctlFlags, HelpListsTheValuesOfAFlag) {
   EXPECT_THAT(matmul, HasSubstr("How to compute (default auto)"));
   EXPECT_THAT(Printed({"help", "convert"}),
               HasSubstr("\n  --to awq|gptq|compressed-tensors|gemlite|ft|mlx|gguf|dense\n"));
-  EXPECT_THAT(Printed({"help", "token"}), HasSubstr("--roles infer|read|admin|metrics,..."));
+  EXPECT_THAT(Printed({"help", "token"}), HasSubstr("--roles infer|read|admin|metrics|attach,..."));
 }
 
 TEST(AwqctlFlags, Version) {

@@ -168,7 +168,7 @@ class Oip(unittest.TestCase):
         config = self.client.get_model_config(f"moe/{stack}").config
         k, n = (int(config.parameters[name].string_value) for name in ("k", "n"))
         self.assertEqual([(i.name, list(i.dims)) for i in config.input], [("x", [k]), ("ids", [-1])])
-        self.assertEqual(config.parameters["optional_inputs"].string_value, "router_weights,router_logits,correction_bias")
+        self.assertEqual(config.parameters["optional_inputs"].string_value, "router_weights,router_logits,correction_bias,activation_scales")
         x = self.random.standard_normal((3, k)).astype(numpy.float32)
         ids = numpy.array([[0, 1], [1, 0], [1, 1]], numpy.int32)
         rows = self.client.infer(f"moe/{stack}", [tensor("x", x), tensor("ids", ids)]).as_numpy("y")

@@ -38,6 +38,7 @@ bool IsPlain(absl::string_view text) {
 constexpr absl::string_view kInputs[] = {"x",
                                          "bias",
                                          "activation_scales",
+                                         "down_activation_scales",
                                          "ids",
                                          "router_weights",
                                          "router_logits",

@@ -114,9 +114,10 @@ std::vector<TensorShape> ListInputs(const NamedWeight& found) {
       out.push_back({"shared_expert_gate", "FP32", {found.weight->shape.k}, true});
     }
   }
-  if (found.name.kind == Kind::kProduct) {
-    out.push_back({"bias", "FP32", {found.n}, true});
-    out.push_back({"activation_scales", "FP32", {kAnySize}, true});
+  if (found.name.kind == Kind::kProduct) out.push_back({"bias", "FP32", {found.n}, true});
+  out.push_back({"activation_scales", "FP32", {kAnySize}, true});
+  if (found.name.kind == Kind::kMlp) {
+    out.push_back({"down_activation_scales", "FP32", {kAnySize}, true});
   }
   return out;
 }

@@ -106,7 +106,8 @@ void Complete(const CallRanges& call, Request* request) {
 // Completes an extra tensor of such a copy.
 void CompleteExtra(int64_t tokens, std::string bytes, const Extra& extra) {
   SetTokens(tokens, extra.tensor);
-  if (extra.is_scales()) extra.tensor->mutable_shape()->RemoveLast();  // [tokens]
+  // [tokens], or for blocks of E4M3 activations [tokens, blocks].
+  if (extra.is_scales() && extra.tensor->shape(1) == 1) extra.tensor->mutable_shape()->RemoveLast();
   extra.tensor->set_raw(std::move(bytes));
 }
 
@@ -278,7 +279,8 @@ class PreparedOf final : public ring::Prepared,
   absl::Status CheckWithOneToken() {
     AWQD_ASSIGN_OR_RETURN(
         body_.x_bytes,
-        RowBytes(request_.activations(), kFloatingMask | MaskOf(DType::kInt8), "activations"));
+        RowBytes(request_.activations(),
+                 kFloatingMask | MaskOf(DType::kInt8) | MaskOf(DType::kE4m3), "activations"));
     Request one = request_;
     Complete({.x_bytes = body_.x_bytes, .y_bytes = kAnySize}, &one);
     for (const Extra& extra : FindExtras(&one)) {
@@ -292,7 +294,9 @@ class PreparedOf final : public ring::Prepared,
                                        ", a ring's payload (max_ring_bytes)"));
       }
       std::string row(static_cast<size_t>(bytes), '\0');
-      if (extra.is_scales()) row.replace(0, 4, "\0\0\x80\x3f", 4);  // 1: they are positive
+      for (size_t at = 0; extra.is_scales() && at < row.size(); at += 4) {
+        row.replace(at, 4, "\0\0\x80\x3f", 4);  // 1: they are positive
+      }
       body_.*extra.bytes = bytes;
       if (extra.bytes == &PreparedBody::router_bytes) body_.router_dtype = extra.tensor->dtype();
       CompleteExtra(1, std::move(row), extra);

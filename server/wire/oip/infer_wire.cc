@@ -102,11 +102,11 @@ void SetParameters(const Parameters& from, Request* to) {
 
 // A tensor field is set by whoever takes its pointer, so only those of inputs that came are asked.
 template <typename Request>
-absl::InlinedVector<Slot, 10> ListSlots(const ModelInferRequest& from, Request* to) {
+absl::InlinedVector<Slot, 12> ListSlots(const ModelInferRequest& from, Request* to) {
   const auto came = [&](absl::string_view name) {
     return absl::c_any_of(from.inputs(), [&](const auto& input) { return input.name() == name; });
   };
-  absl::InlinedVector<Slot, 10> slots;
+  absl::InlinedVector<Slot, 12> slots;
   const auto add = [&](absl::string_view name, auto mutable_tensor, bool payload = false) {
     slots.push_back({name, came(name) ? mutable_tensor() : nullptr, payload});
   };
@@ -131,6 +131,9 @@ absl::InlinedVector<Slot, 10> ListSlots(const ModelInferRequest& from, Request* 
   }
   if constexpr (requires { to->mutable_activation_scales(); }) {
     add("activation_scales", [to] { return to->mutable_activation_scales(); });
+  }
+  if constexpr (requires { to->mutable_down_activation_scales(); }) {
+    add("down_activation_scales", [to] { return to->mutable_down_activation_scales(); });
   }
   return slots;
 }
@@ -252,7 +255,8 @@ constexpr FieldName kTensors[] = {{"activations", "x"},
                                   {"down_bias", "down_bias"},
                                   {"shared_expert_gate", "shared_expert_gate"},
                                   {"bias", "bias"},
-                                  {"activation_scales", "activation_scales"}};
+                                  {"activation_scales", "activation_scales"},
+                                  {"down_activation_scales", "down_activation_scales"}};
 // Parts of a tensor, longest first where one begins with another.
 constexpr FieldName kMembers[] = {{".dtype", ".datatype"},
                                   {".floats.values", ".contents.fp32_contents"},

@@ -147,7 +147,6 @@ constexpr unsigned kProducts =
     KindBit(Kind::kProduct) | KindBit(Kind::kStack) | KindBit(Kind::kMlp);
 constexpr unsigned kAll = kProducts | KindBit(Kind::kDequantize);
 
-constexpr unsigned kProduct = KindBit(Kind::kProduct);
 constexpr unsigned kMlp = KindBit(Kind::kMlp);
 constexpr unsigned kExperts = KindBit(Kind::kStack) | kMlp;
 constexpr unsigned kBlock = KindBit(Kind::kDequantize);
@@ -181,7 +180,7 @@ constexpr ParameterRow kParameters[] = {
     {"norm_topk_prob", kExperts, ReadNormalization, "true or false"},
     {"routed_scaling_factor", kExperts, ReadScalingFactor, kANumber},
     {"shared_expert", kMlp, ReadSharedExpert, "the path of a gated MLP"},
-    {"activation_quantization", kProduct,
+    {"activation_quantization", kProducts,
      ReadEnum<&Parameters::activation_quantization, v1::ActivationQuantization_Parse>,
      "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\", "
      "\"ACTIVATIONS_FLOATING\", \"FP8_PER_TOKEN\", \"FP8_PER_BLOCK_128\", \"FP8_STATIC\" or "

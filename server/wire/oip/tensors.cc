@@ -31,7 +31,7 @@ std::string FieldOfInput(absl::string_view name) { return absl::StrCat("inputs["
 // us of a request's 59 (2026-11-26, AMD EPYC): more than any other function of this protocol.
 v1::DType DTypeNamed(absl::string_view name) {
   for (const ElementType& type : kElementTypes) {
-    if (Name(type.dtype) == name) return type.api;
+    if (v1::DType_Name(type.api) == name) return type.api;
   }
   return v1::DTYPE_UNSPECIFIED;
 }
@@ -131,7 +131,7 @@ class InputReader {
     const v1::DType dtype = DTypeNamed(datatype);
     if (dtype == v1::DTYPE_UNSPECIFIED) {
       return FieldError(absl::StrCat(FieldOfInput(slot.name), ".datatype"), Quoted(datatype),
-                        "FP16, BF16, FP32, INT8, UINT8 or INT32");
+                        "FP16, BF16, FP32, INT8, UINT8, INT32 or FP8_E4M3");
     }
     tensor->set_dtype(dtype);
     *tensor->mutable_shape() = input.shape();

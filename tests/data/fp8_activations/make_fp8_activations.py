@@ -2,8 +2,11 @@
 """Products of activations that compressed-tensors rounds to FP8, with weights of format "float-quantized" and
 "pack-quantized".
 
-For each case of cases.json: `x` FP32 [tokens, K], the tensors of the weight, `product` float64 [tokens, N] of what
+For each of `cases` in cases.json: `x` FP32 [tokens, K], the tensors of the weight, `product` float64 [tokens, N] of what
 compressed_tensors.quantization's fake_quantize makes of x, and of the decoded weight. Codes of E4M3 are PyTorch's own.
+
+For each of `mlps`: `product` of a mixture of two experts and a shared one, whose activations and middles are rounded so. The
+tensors that they share are called mlp.*; the shared expert is the last of each.
 
 Needs torch, compressed-tensors and numpy (2.15.0, 0.20.1 and 2.4.6 made what is checked in).
 
@@ -27,8 +30,11 @@ def rounded(x, args, given=None):
     if given is not None:
         scale = torch.tensor([given])
     elif args.strategy == "group":
-        blocks = x.reshape(TOKENS, -1, args.group_size)
+        ragged = x.shape[-1]
+        x = torch.nn.functional.pad(x, (0, -ragged % args.group_size))
+        blocks = x.reshape(len(x), -1, args.group_size)
         scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args)
+        return fake_quantize(x, scale.float(), torch.zeros_like(scale), args)[:, :ragged]
     else:
         scale, _ = calculate_qparams(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), args)
     return fake_quantize(x, scale.float(), torch.zeros_like(scale), args)
@@ -44,20 +50,54 @@ def e4m3(weight, scale):
     return (weight / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
+class Mixture:
+    """Experts 0 and 1, of which each token has both, and a shared one."""
+
+    K, I, N = 136, 132, 24
+
+    def __init__(self, generator):
+        shapes = {"gate": (self.I, self.K), "up": (self.I, self.K), "down": (self.N, self.I)}
+        weights = {name: torch.randn(3, *shape, generator=generator) / 4 for name, shape in shapes.items()}
+        self.scales = {name: weight.abs().amax((1, 2)) / 448 for name, weight in weights.items()}
+        self.codes = {name: e4m3(weight, self.scales[name][:, None, None]) for name, weight in weights.items()}
+        self.x = torch.randn(TOKENS, self.K, generator=generator)
+        self.router = torch.rand(TOKENS, 2, generator=generator)
+        # Static scales differ from expert to expert, and those of gate and up in one.
+        self.given = {"gate": torch.tensor([0.009, 0.011, 0.01]), "up": torch.tensor([0.009, 0.012, 0.01]),
+                      "down": torch.tensor([0.05, 0.02, 0.03])}
+
+    def product(self, args, static):
+        def linear(x, name, e):
+            x = rounded(x, args, self.given[name][e].item() if static else None)
+            return x.double() @ (self.codes[name][e].double() * self.scales[name][e].double()).T
+
+        def expert(e):
+            gate, up = linear(self.x, "gate", e), linear(self.x, "up", e)
+            return linear((torch.nn.functional.silu(gate) * up).float(), "down", e)
+
+        return sum(expert(e) * self.router[:, e:e + 1].double() for e in (0, 1)) + expert(2)
+
+
 class Writer:
     def __init__(self, folder):
-        self.folder, self.cases = folder, []
+        self.folder, self.cases, self.mlps = folder, [], []
+
+    def mlp(self, name, quantization, activations, mixture, args, static=False):
+        self.write(name, {"product": mixture.product(args, static)})
+        self.mlps.append({"name": name, "quantization": quantization, "activations": activations})
 
     def case(self, name, quantization, settings, tensors, weight, x, args, given=None):
         """`weight`: float64 [N, K]."""
         y = rounded(x, args, given).double() @ weight.double().T
-        parts = {**tensors, "x": x, "product": y}
+        self.write(name, {**tensors, "x": x, "product": y})
+        self.cases.append({"name": name, "quantization": quantization, "settings": settings, "tensors": sorted(tensors),
+                           "scale": given})
+
+    def write(self, name, parts):
         for part, tensor in parts.items():
             codes = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
             with (self.folder / f"{name}.{part}.npy").open("wb") as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(codes.numpy()), version=(1, 0))
-        self.cases.append({"name": name, "quantization": quantization, "settings": settings, "tensors": sorted(tensors),
-                           "scale": given})
 
 
 def main():
@@ -90,7 +130,17 @@ def main():
                 {"strategy": "block", "block_n": "128", "block_k": "128", "activations": "fp8_blocks"},
                 {"weight": codes, "weight_scale": blocks}, codes.double() * spread.double(), tokens(generator, 384),
                 QuantizationArgs(**fp8, strategy="group", group_size=128, dynamic=True))
-    (folder / "cases.json").write_text(json.dumps({"cases": writer.cases}, indent=1) + "\n")
+
+    mixture = Mixture(generator)
+    for projection in ("gate", "up", "down"):
+        writer.write(f"mlp.{projection}", {"weight": mixture.codes[projection], "weight_scale": mixture.scales[projection],
+                                           "input_scale": mixture.given[projection]})
+    writer.write("mlp", {"x": mixture.x, "router": mixture.router})
+    writer.mlp("mlp.token", "FP8_PER_TOKEN", "fp8_dynamic", mixture, QuantizationArgs(**fp8, strategy="token", dynamic=True))
+    writer.mlp("mlp.static", "FP8_STATIC", "fp8_static", mixture, QuantizationArgs(**fp8, strategy="tensor"), True)
+    writer.mlp("mlp.block", "FP8_PER_BLOCK_128", "fp8_blocks", mixture,
+               QuantizationArgs(**fp8, strategy="group", group_size=128, dynamic=True))
+    (folder / "cases.json").write_text(json.dumps({"cases": writer.cases, "mlps": writer.mlps}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -143,6 +143,10 @@ std::vector<BadCase> BadCases() {
       {"fp-quant", "forward_dtype", set("forward_dtype", "mxfp8")},
       {"fp-quant", "forward_hadamard_matrix", missing("forward_hadamard_matrix")},
       {"fp-quant", "weight_global_scale", missing("weight_global_scale")},
+      {"exl3", "trellis", truncated("trellis")},
+      {"exl3", "trellis", taller("trellis")},
+      {"exl3", "suh", missing("suh")},
+      {"exl3", "svh", nan("svh", half_nan)},
   };
 }
 

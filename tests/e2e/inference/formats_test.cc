@@ -63,7 +63,8 @@ std::vector<GoldenCase> AllCases() {
                              "blockwise-int8",
                              "torchao",
                              "quanto",
-                             "quanto-packed"}) {
+                             "quanto-packed",
+                             "exl3"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -352,7 +353,8 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
                                               "blockwise-int8",
                                               "torchao",
                                               "quanto",
-                                              "quanto-packed"}));
+                                              "quanto-packed",
+                                              "exl3"}));
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ bool IsIgnored(const std::string& format, const std::string& suffix) {
   }
   if (suffix == "output_scale" || suffix == "input_scale_ub" || suffix == "scale_input")
     return true;
+  if (suffix == "input_scale_2") return format == "quark";
   if (suffix.ends_with("_input.weight")) return true;  // a transform of compressed-tensors
   return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
 }
@@ -105,6 +106,7 @@ Place PlaceOf(const GoldenCase& golden, const Json& header) {
 // The settings of the group of compressed-tensors whose codes have the case's number of bits.
 Json SettingsOf(const GoldenCase& golden) {
   if (!golden.settings.empty()) return Json::parse(golden.settings);
+  if (golden.format == "exl3") return Json::object();  // tensors say all that a request needs
   const Json config = ConfigOf(golden);
   if (config.value("weight_block_size", Json()).is_array()) {
     return {{"block_n", config["weight_block_size"][0]},
@@ -190,7 +192,12 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
                                                    "scaled",
                                                    "convrot",
                                                    "convrot_groupsize"};
-    if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
+    static const std::vector<std::string> of_quark = {"pack_method", "qscheme", "scale_dtype",
+                                                      "scale_format", "stage_dtype"};
+    const auto has = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    if (value.is_null() || !(has(known) || (golden.format == "quark" && has(of_quark)))) continue;
     // A group longer than K is all of K, which a request writes as -1.
     const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;
     (*out.mutable_settings())[name] = all ? "-1" : TextOf(value);

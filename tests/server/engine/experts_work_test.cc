@@ -272,6 +272,26 @@ TEST_P(ExpertsTest, OnlyAlikeRequestsHaveTheSameKey) {
   EXPECT_TRUE(differs([](auto& work) { work.path = Path::kFused; }));
   EXPECT_TRUE(differs([](auto& work) { work.activation = ActivationFunction::kNone; }));
   EXPECT_TRUE(differs([](auto& work) { work.bias.resize(4 * kI); }));
+  using enum ActivationQuantization;
+  EXPECT_TRUE(differs([](auto& work) { work.rounding.how = kFloat8PerToken; }));
+  GroupedMatmulWork scaled = Grouped(tokens);
+  scaled.rounding = {.how = kFloat8Static, .scales = {1}};
+  EXPECT_EQ(scaled.key(), scaled.key());
+  EXPECT_NE(scaled.merge_key().subject, nullptr) << "scales of the weights are alike";
+  scaled.rounding.from_request = true;
+  EXPECT_EQ(scaled.merge_key().subject, nullptr);
+  // An MLP may round what enters each of its products.
+  std::vector<GatedMlpWork> roundings;
+  for (Rounding GatedMlpWork::Stacks::*of :
+       {&GatedMlpWork::Stacks::of_gate, &GatedMlpWork::Stacks::of_up,
+        &GatedMlpWork::Stacks::of_down}) {
+    GatedMlpWork::Stacks stacks = {gate_, up_, down_};
+    (stacks.*of).how = kFloat8PerBlock;
+    roundings.emplace_back(stacks, GatedMlpWork::Stacks());
+    Fill(tokens, &roundings.back());
+    EXPECT_FALSE(roundings.back().key() == Mlp(tokens).key());
+    EXPECT_FALSE(roundings.back().key() == roundings.front().key() && roundings.size() > 1);
+  }
   // So does an MLP with other constants.
   GatedMlpWork clamped = Mlp(tokens);
   clamped.parameters.limit = 7;

@@ -68,8 +68,10 @@ class TwoStepWork final : public Work {
         &Here(1), {between, DType::kFp32, m, middle}, {target, DType::kFp32, m, n}};
     AWQD_ASSIGN_OR_RETURN(first.bias, UploadBias(lane, a));
     AWQD_ASSIGN_OR_RETURN(second.bias, UploadBias(lane, b));
-    AWQD_RETURN_IF_ERROR(RunProduct(lane, first, ChoosePath(lane, Here(0), m), report));
-    AWQD_RETURN_IF_ERROR(RunProduct(lane, second, ChoosePath(lane, Here(1), m), report));
+    AWQD_RETURN_IF_ERROR(RunProduct(
+        lane, first, ChoosePath(lane, Here(0), m, ActivationQuantization::kNone), report));
+    AWQD_RETURN_IF_ERROR(RunProduct(
+        lane, second, ChoosePath(lane, Here(1), m, ActivationQuantization::kNone), report));
     return lane.Fetch(result, target, m * n * 4);
   }
 

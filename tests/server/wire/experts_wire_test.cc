@@ -107,6 +107,36 @@ TEST(GroupedMatmul, NamesTheBadField) {
   EXPECT_EQ(field([](R* r) { r->set_activation_function(v1::SITU); }), "activation_function");
   EXPECT_EQ(field([](R* r) { r->set_path(static_cast<v1::Path>(9)); }), "path");
   EXPECT_EQ(field([](R* r) { r->set_request_id(std::string(257, 'x')); }), "request_id");
+  EXPECT_EQ(field([](R* r) { r->set_activation_quantization(v1::INT8_PER_TOKEN); }),
+            "activation_quantization");
+  EXPECT_EQ(field([](R* r) { r->set_activation_quantization(v1::FP8_STATIC); }),
+            "activation_scales");
+  EXPECT_EQ(field([](R* r) {
+              r->set_activation_quantization(v1::FP8_STATIC);
+              *r->mutable_activation_scales() = RawTensor(v1::FP32, {3}, 12);
+            }),
+            "activation_scales.shape");
+  EXPECT_EQ(field([](R* r) {
+              r->set_activation_quantization(v1::FP8_STATIC);
+              *r->mutable_activation_scales() = RawTensor(v1::FP32, {1}, 4);
+            }),
+            "activation_scales")
+      << "zero";
+}
+
+TEST(GroupedMatmul, RoundsActivations) {
+  auto request = GoodGrouped();
+  request.set_activation_quantization(v1::FP8_STATIC);
+  v1::Tensor* const scales = request.mutable_activation_scales();
+  scales->set_dtype(v1::FP32);
+  scales->add_shape(kExperts);
+  for (int e = 0; e < kExperts; ++e) scales->mutable_floats()->add_values(1 + e);
+  ASSERT_TRUE(CheckRequest(request).ok());
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.rounding.how, ActivationQuantization::kFloat8Static);
+  EXPECT_TRUE(job->work.rounding.from_request);
+  EXPECT_EQ(job->work.rounding.scales, (std::vector<float>{1, 2, 3, 4}));
 }
 
 TEST(GroupedMatmul, SaysWhichIdIsOutOfRange) {

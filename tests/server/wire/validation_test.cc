@@ -29,6 +29,29 @@ std::string Spoilt(const std::function<void(v1::QuantizedMatmulRequest*)>& spoil
   return FieldOf(status);
 }
 
+TEST(Matmul, TakesE4m3WithScalesOfTokensOrBlocks) {
+  using enum ActivationQuantization;
+  const WeightShape wide = {.k = 200, .n = 16, .scheme = Asymmetric(4, 100)};
+  for (const auto& [shape, how] : {std::pair(std::vector<int64_t>{2}, kFloat8Static),
+                                   {{2, 2}, kFloat8PerBlock},
+                                   {{1}, kFloat8Static}}) {
+    v1::QuantizedMatmulRequest request = GoodMatmul();
+    *request.mutable_activations() = RawTensor(v1::FP8_E4M3, {2, 200}, 400);
+    v1::Tensor* const scales = request.mutable_activation_scales();
+    scales->set_dtype(v1::FP32);
+    scales->mutable_shape()->Add(shape.begin(), shape.end());
+    const int count = static_cast<int>(shape.size() == 2 ? 4 : shape[0]);
+    scales->mutable_floats()->mutable_values()->Resize(count, 0.5f);
+    ASSERT_TRUE(CheckRequest(request).ok());
+    const auto job = BuildMatmul(&request, wide, kLimit);
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->work.quantization, how);
+    EXPECT_EQ(job->work.scales.size(), static_cast<size_t>(count));
+    EXPECT_EQ(job->work.x_dtype, DType::kE4m3);
+    EXPECT_EQ(job->work.out_dtype, DType::kFp16);
+  }
+}
+
 TEST(Matmul, NamesTheBadField) {
   using R = v1::QuantizedMatmulRequest;
   EXPECT_EQ(Spoilt([](R* r) { r->Clear(); }), "weight");
@@ -46,6 +69,20 @@ TEST(Matmul, NamesTheBadField) {
             }),
             "activations.dtype")
       << "the weight has scales";
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::FP8_E4M3, {2, 128}, 256);
+            }),
+            "activation_scales");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::FP8_E4M3, {2, 128}, 256);
+              r->set_activation_quantization(v1::FP8_PER_TOKEN);
+            }),
+            "activation_quantization");
+  EXPECT_EQ(Spoilt([](R* r) {
+              r->mutable_activations()->set_dtype(v1::FP8_E4M3);
+              r->mutable_activations()->mutable_ints()->mutable_values()->Resize(256, 1);
+            }),
+            "activations.ints");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activations() = RawTensor(v1::FP16, {}, 2); }),
             "activations.shape");
   EXPECT_EQ(Spoilt([](R* r) {

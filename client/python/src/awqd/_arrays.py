@@ -20,7 +20,7 @@ Array = TypeVar("Array", NDArray[Any], "torch.Tensor")
 AnyArray = Union[NDArray[Any], "torch.Tensor"]
 # An array, or numbers in lists that are nested as deep.
 Numbers = Union[AnyArray, Sequence[float], Sequence[Sequence[float]], Sequence[Sequence[Sequence[float]]]]
-# "fp16", "bf16", "fp32", "int8", "uint8", "int32", or a dtype of NumPy, ml_dtypes or PyTorch.
+# "fp16", "bf16", "fp32", "int8", "uint8", "int32", "fp8_e4m3", or a dtype of NumPy, ml_dtypes or PyTorch.
 DTypeLike = Union[str, "np.dtype[Any]", type[object], "torch.dtype"]
 
 _NAMES = {
@@ -28,13 +28,17 @@ _NAMES = {
     "bf16": tensors.BF16, "bfloat16": tensors.BF16,
     "fp32": tensors.FP32, "float32": tensors.FP32,
     "int8": tensors.INT8, "uint8": tensors.UINT8, "int32": tensors.INT32,
+    "fp8_e4m3": tensors.FP8_E4M3, "float8_e4m3fn": tensors.FP8_E4M3,
 }
 _NUMPY: dict[int, str] = {
     tensors.FP16: "<f2", tensors.FP32: "<f4", tensors.INT8: "i1", tensors.UINT8: "u1", tensors.INT32: "<i4",
 }
 ITEMSIZE: dict[int, int] = {
     tensors.FP16: 2, tensors.BF16: 2, tensors.FP32: 4, tensors.INT8: 1, tensors.UINT8: 1, tensors.INT32: 4,
+    tensors.FP8_E4M3: 1,
 }
+# Activations that have been rounded, whose scales are those of tokens or of their blocks.
+OF_8_BITS = (tensors.INT8, tensors.FP8_E4M3)
 
 
 class Spec(NamedTuple):
@@ -62,13 +66,16 @@ def _dtype_of(value: Any, field: str) -> Any:
     number = _NAMES.get(name.lower())
     if number is None:
         hint = {"float64": 'convert it: x.astype("float32")', "int64": 'convert it: x.astype("int32")'}.get(name, "")
-        raise InvalidArgument(f"{field}: got {name}, expected fp16, bf16, fp32, int8, uint8 or int32", field=field,
+        raise InvalidArgument(f"{field}: got {name}, expected fp16, bf16, fp32, int8, uint8, int32 or fp8_e4m3",
+                              field=field,
                               hint=hint)
     return number
 
 
 def numpy_dtype(number: int, field: str) -> np.dtype[Any]:
-    """The NumPy dtype of the API's number. BF16 needs ml_dtypes."""
+    """The NumPy dtype of the API's number. BF16 needs ml_dtypes; no result is FP8_E4M3."""
+    if number == tensors.FP8_E4M3:
+        raise InvalidArgument(f"{field}: got fp8_e4m3, expected a type of results", field=field)
     if number != tensors.BF16:
         return np.dtype(_NUMPY[number])
     try:
@@ -102,7 +109,8 @@ def spec_of(array: Any, field: str) -> Spec:
         number = dtype_of(array.dtype, f"{field}.dtype")
         array = array.detach().cpu().contiguous()
         shape = tuple(array.shape)
-        array = (array.view(torch.int16) if number == tensors.BF16 else array).numpy()
+        same_size = {tensors.BF16: torch.int16, tensors.FP8_E4M3: torch.uint8}.get(number)
+        array = (array if same_size is None else array.view(same_size)).numpy()
     elif isinstance(array, np.ndarray):
         number = dtype_of(array.dtype, f"{field}.dtype")
         shape = array.shape

@@ -257,13 +257,15 @@ class Calls:
         """y = activation_function(x @ W + bias), computed from the quantised weight.
 
         model, weight: names as list_models() and get_model() have them; or None and a packed_weight().
-        x: FP16, BF16 or FP32 [..., K]; INT8 [..., K] for a weight of integers, or with activation_scales.
+        x: FP16, BF16 or FP32 [..., K]; INT8 [..., K] for a weight of integers; with activation_scales INT8 or
+            float8_e4m3fn, of PyTorch or ml_dtypes.
         bias: [N], instead of the weight's own.
-        output_dtype: x's by default; INT32 of INT8, FP16 of INT8 with activation_scales.
+        output_dtype: x's by default; INT32 of INT8, FP16 of x with activation_scales.
         activation_quantization: has the server round x to INT8 first, or to E4M3 with "fp8_", by a scale of each
             token or block of 128, by activation_scales (one element), or as the checkpoint says; "floating": it
             does not, whatever its own default.
-        activation_scales: FP32, positive: one for each token, or one element for all.
+        activation_scales: FP32, positive: one for each token, or one element for all; of float8_e4m3fn also
+            [..., ceil(K / 128)], one for each block.
         path: "fused" or "dequantize" overrides the server's choice.
         priority: larger is served first.
         timeout: seconds; None: the client's; math.inf: no deadline.
@@ -310,6 +312,8 @@ class Calls:
         bias: Numbers | None = None,
         output_dtype: DTypeLike | None = None,
         activation_function: ActivationFunction = "none",
+        activation_quantization: ActivationQuantization | None = None,
+        activation_scales: Numbers | None = None,
         path: Path = "auto",
         priority: int = 0,
         request_id: str = "",
@@ -325,6 +329,7 @@ class Calls:
         router_weights: [..., top_k]; the results of a token are then summed by them.
         router: a Router, instead of these two; the results of a token are summed.
         bias: [experts, N], instead of the experts' own.
+        activation_quantization: "floating" or one of E4M3. activation_scales: of "fp8_static", one or [experts].
         Others: as in matmul.
 
         Returns [..., N] with router_weights or router, otherwise [..., top_k, N].
@@ -332,8 +337,8 @@ class Calls:
         request = inference.GroupedQuantizedMatmulRequest()
         _source(request, model, stack)
         routing, choices = self._routing(request, expert_ids, router_weights, router)
-        parts = self._optional((13, bias, "bias"))
-        _set_product(request, output_dtype, activation_function, path, priority, request_id)
+        parts = self._optional((13, bias, "bias"), (16, activation_scales, "activation_scales"))
+        _set_product(request, output_dtype, activation_function, activation_quantization, path, priority, request_id)
         key = (model, stack) if isinstance(stack, str) else None
         product = _Product("GroupedQuantizedMatmul", request, parts, inference.GroupedQuantizedMatmulResponse, key, *routing)
         y: Array = yield from self._product(product, x, choices, timeout, execution, out)
@@ -362,6 +367,9 @@ class Calls:
         activation_alpha: float | None = None,
         activation_beta: float | None = None,
         activation_linear_beta: float | None = None,
+        activation_quantization: ActivationQuantization | None = None,
+        activation_scales: Numbers | None = None,
+        down_activation_scales: Numbers | None = None,
         path: Path = "auto",
         priority: int = 0,
         request_id: str = "",
@@ -380,6 +388,8 @@ class Calls:
         shared_expert: what the paths of a gated MLP have in common whose result is added to the experts'; with
             shared_expert_gate [K] times sigmoid(x . shared_expert_gate). Of a PackedGatedMlp: its own field.
         activation_limit: gate is clamped to at most this, up on both sides; 7 by default for "swiglu_oai".
+        activation_quantization: as in grouped_matmul, of x and of what enters down. activation_scales,
+            down_activation_scales: of "fp8_static", one or [experts], and then the shared expert's.
         activation_alpha: of "swiglu_oai", 1.702 by default. activation_beta, activation_linear_beta: of "situ", 4 and 25.
         Others: as in matmul.
 
@@ -393,8 +403,10 @@ class Calls:
             request.packed.CopyFrom(path_of_mlp)
         routing, choices = self._routing(request, expert_ids, router_weights, router)
         parts = self._optional((14, gate_bias, "gate_bias"), (15, up_bias, "up_bias"), (16, down_bias, "down_bias"),
-                               (18, shared_expert_gate, "shared_expert_gate"))
-        _set_product(request, output_dtype, activation_function, path, priority, request_id)
+                               (18, shared_expert_gate, "shared_expert_gate"),
+                               (20, activation_scales, "activation_scales"),
+                               (21, down_activation_scales, "down_activation_scales"))
+        _set_product(request, output_dtype, activation_function, activation_quantization, path, priority, request_id)
         parameters = {"limit": activation_limit, "alpha": activation_alpha, "beta": activation_beta,
                       "linear_beta": activation_linear_beta}
         for name, value in parameters.items():
@@ -701,13 +713,8 @@ class Calls:
         """The request without its activations: what is left to Protocol Buffers, and the bias."""
         request = inference.QuantizedMatmulRequest()
         _source(request, model, weight)
-        if activation_quantization is not None:
-            prefix = ("ACTIVATIONS_" if activation_quantization in ("as_sent", "floating")
-                      else "" if activation_quantization.startswith("fp8_") else "INT8_")
-            request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
-                                                    "activation_quantization", prefix)
         parts = self._optional((4, bias, "bias"))
-        _set_product(request, output_dtype, activation_function, path, priority, request_id)
+        _set_product(request, output_dtype, activation_function, activation_quantization, path, priority, request_id)
         return request, parts
 
     def _product(self, product: _Product, x: Array, choices: tuple[int, ...], timeout: Timeout,
@@ -960,13 +967,16 @@ class _Product:
         rows, scales = x.shape[:-1], self.scales
         logits = None if logits_follow else self.logits
         fit = all(each is None or each.shape[:-1] == rows for each in (self.ids, self.weights, logits))
-        scaled = scales is None or scales.shape in ((), (1,)) or (x.dtype == tensors.INT8 and scales.shape == rows)
+        scaled = scales is None or scales.shape in ((), (1,)) or (
+            x.dtype in _arrays.OF_8_BITS and rows in (scales.shape, scales.shape[:-1]))
         return fit and scaled and bool(x.shape) and self.key is not None and not self.request.request_id
 
     def token_scales(self, x: Spec) -> Spec | None:
-        """Scales of each token, which INT8 tokens have; one scale to quantise by is part of the template."""
-        if self.scales is None or x.dtype != tensors.INT8 or self.scales.shape == x.shape[:-1]:
-            return self.scales if x.dtype == tensors.INT8 else None
+        """Scales of each token, which tokens of 8 bits have; one scale to quantise by is part of the template."""
+        if x.dtype not in _arrays.OF_8_BITS:
+            return None
+        if self.scales is None or self.scales.shape == x.shape[:-1] or len(self.scales.shape) == len(x.shape):
+            return self.scales
         return Spec(self.scales.dtype, x.shape[:-1], memoryview(bytes(self.scales.data) * math.prod(x.shape[:-1])))
 
     def template(self, x: Spec) -> bytes:
@@ -982,8 +992,9 @@ class _Product:
         if self.logits is not None:
             kinds["router"] = inference.Router(logits=empty(self.logits))
         if self.scales is not None:
-            raw = None if x.dtype == tensors.INT8 else bytes(self.scales.data)
-            kinds["activation_scales"] = tensors.Tensor(dtype=self.scales.dtype, shape=[1], raw=raw)
+            raw = None if x.dtype in _arrays.OF_8_BITS else bytes(self.scales.data)
+            blocks = self.scales.shape[-1] if len(self.scales.shape) == len(x.shape) else 1
+            kinds["activation_scales"] = tensors.Tensor(dtype=self.scales.dtype, shape=[blocks], raw=raw)
         return b"".join([self.request.SerializeToString(), *self.parts, type(self.request)(**kinds).SerializeToString()])
 
     @property
@@ -1043,9 +1054,14 @@ def _check_out(out: _device.DeviceArray, shape: tuple[int, ...], dtype: int) -> 
         raise _errors.InvalidArgument(f"out: got the shape {list(out.shape)}, expected {list(shape)}", field="out")
 
 
-def _set_product(request: Any, output_dtype: DTypeLike | None, activation_function: str, path: str, priority: int,
-                 request_id: str) -> None:
+def _set_product(request: Any, output_dtype: DTypeLike | None, activation_function: str,
+                 activation_quantization: str | None, path: str, priority: int, request_id: str) -> None:
     """The fields that requests for products share."""
+    if activation_quantization is not None:
+        prefix = ("ACTIVATIONS_" if activation_quantization in ("as_sent", "floating")
+                  else "" if activation_quantization.startswith("fp8_") else "INT8_")
+        request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
+                                                "activation_quantization", prefix)
     if output_dtype is not None:
         request.output_dtype = _arrays.dtype_of(output_dtype, "output_dtype")
     request.activation_function = _enum(tensors.ActivationFunction, activation_function, "activation_function")
