@@ -20,7 +20,8 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --fuzz SECONDS       how long fuzz_formats runs (default 30), and each other fuzz target a third of it
   --no-fuzz            leave fuzzing out
   --daemons            also install nginx, HAProxy and Slurm, whose packages start them; their tests are skipped without
-  --long               also run what takes minutes by itself: the packages in a clean root, a build of the client alone,
+  --long               also run what takes minutes by itself: PyTorch, transformers and vLLM (7 GB of disk), the packages in
+                       a clean root, a build of the client alone,
                        a build with gRPC 1.83 (most of an hour), a server without memory; they are skipped without.
                        A million mixed calls instead of 20,000
   --docker             also build and run the container image, with both gRPCs (several minutes each; needs the apt mirror)

@@ -1,4 +1,5 @@
 """awqd.torch: a model's linears replaced by a server's, a ring's and libawqd's, which give the same bits."""
+import importlib.util
 import os
 import pathlib
 
@@ -7,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-os.environ.setdefault("LIBAWQD", str(pathlib.Path(os.environ["AWQD_BUILD"]) / "kernels/library/libawqd.so"))
+if importlib.util.find_spec("awqd_torch") is None:
+    os.environ.setdefault("LIBAWQD", str(pathlib.Path(os.environ["AWQD_BUILD"]) / "kernels/library/libawqd.so"))
 
 from safetensors.torch import save_file  # noqa: E402
 from torch import library  # noqa: E402
@@ -72,7 +74,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running(folder, tmp_path_factory):
-    with Server(f"--ring_path={tmp_path_factory.mktemp('ring') / 'awqd.sock'}", f"--model=q4={folder}") as server:
+    sockets = tmp_path_factory.mktemp("sockets")
+    with Server(f"--ring_path={sockets / 'ring'}", f"--lend={sockets / 'lend'}", f"--model=q4={folder}") as server:
+        server.lend_path = sockets / "lend"
         yield server
 
 
@@ -118,6 +122,10 @@ def test_ways_give_the_same_bits(local, running):
             assert torch.equal(replaced(client, name="q4")[0](TOKENS), expected)
         model, _ = replaced(running.address, name="q4", ring=True)
         assert torch.equal(model(TOKENS), expected)
+        assert torch.equal(replaced(f"lease:{running.lend_path}", name="q4")[0](TOKENS), expected)
+        assert torch.equal(replaced(awqd.torch.Leased(running.lend_path, "q4"))[0](TOKENS), expected)
+        with pytest.raises(awqd.NotFound, match='model "q5": no such model'):
+            replaced(f"lease:{running.lend_path}", name="q5")
         assert torch.equal(model.to(torch.bfloat16)(TOKENS), replaced(local)[0].to(torch.bfloat16)(TOKENS))
 
 
@@ -138,14 +146,24 @@ def test_there_is_no_gradient(local):
         loss.backward()
 
 
-def test_experts(client, local):
+def test_experts(client):
     x, ids, weights = (torch.from_numpy(np.load(MOE / f"{name}.npy")) for name in ("x", "ids", "router"))
     path = "moe.experts.*"
     expected = client.mlp("moe", path, x, expert_ids=ids, router_weights=weights)
     moe = awqd.torch.QuantMoe(awqd.torch.Remote(client, "moe"), path, expected.shape[-1])
     assert torch.equal(moe(x, ids, weights), expected)
-    with pytest.raises(awqd.Unimplemented, match="no products of experts"):
-        awqd.torch.QuantMoe(local, path, 64)(x, ids, weights)
+    local = awqd.torch.Local(MOE.parent / "moe")
+    here = awqd.torch.QuantMoe(local, path, expected.shape[-1])
+    assert torch.equal(here(x, ids.long(), weights), expected)
+    compiled = torch.compile(here, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, ids, weights), expected)
+    with pytest.raises(awqd.InvalidArgument, match=r"args->expert_ids\[0\]: got 5, expected 0 to 4"):
+        here(x, torch.full_like(ids, 5), weights)
+    with pytest.raises(awqd.InvalidArgument, match="expert_ids: got"):
+        here(x, ids[:, :1], weights)
+    for other in ("gap.experts.*", "nowhere.*", "moe.experts.0"):
+        with pytest.raises(awqd.NotFound, match="expected all from 0"):
+            awqd.torch.QuantMoe(local, other, 64)(x, ids, weights)
 
 
 def test_a_model_of_transformers(tmp_path):
@@ -173,6 +191,16 @@ def test_a_model_of_transformers(tmp_path):
                 assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), answers[0][1])
             with pytest.raises(Exception, match="awqd"):
                 model.save_pretrained(tmp_path / "again")
+        # By transformers' own call, whose class for this folder is GPTQConfig.
+        from awqd.transformers import AwqdConfig
+        for config in (AwqdConfig(), AwqdConfig(server.address, name="llama")):
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float16,
+                                                                      quantization_config=config)
+            assert isinstance(model.model.layers[0].mlp, awqd.torch.QuantMlp)
+            with torch.no_grad():
+                assert torch.equal(model.eval()(tokens).logits, answers[0][0])
+        with pytest.raises(ValueError, match="GPTQConfig"):  # another class is refused as before
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", quantization_config=transformers.AwqConfig())
     assert torch.equal(answers[0][0], answers[1][0]) and torch.equal(answers[0][1], answers[1][1])
     with torch.no_grad():
         assert 0 < (answers[0][0] - dense(tokens).logits).abs().max() < 0.2

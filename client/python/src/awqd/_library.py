@@ -4,16 +4,29 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from awqd import _errors
 
 _ABI_VERSION = 1
 _DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int8": 4, "int32": 5}
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "gelu_tanh": 4}  # those without constants
+QUANTIZATIONS = {"none": 0, "int8_per_token": 1, "int8_static": 2, "fp8_per_token": 3, "fp8_per_block_128": 4,
+                 "fp8_static": 5}
 _POINTER = ctypes.c_void_p
+
+
+class HostTensor(NamedTuple):
+    """A dense tensor in host memory; dtype as safetensors spells it."""
+
+    dtype: str
+    shape: Sequence[int]
+    address: int
+    bytes: int
 
 
 class _Structure(ctypes.Structure):
@@ -27,6 +40,15 @@ class _Info(_Structure):
     _fields_ = [("size", ctypes.c_size_t), ("k", ctypes.c_int64), ("n", ctypes.c_int64), ("bytes", ctypes.c_int64),
                 ("format", ctypes.c_char_p), ("scheme", ctypes.c_char_p), ("has_bias", ctypes.c_int32),
                 ("transforms_input", ctypes.c_int32)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("suffix", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("rank", ctypes.c_size_t), ("data", _POINTER), ("bytes", ctypes.c_size_t)]
+
+
+class _Setting(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_char_p)]
 
 
 class _MatmulArgs(_Structure):
@@ -43,6 +65,14 @@ class _GatedMlpArgs(_Structure):
                 ("alpha", ctypes.c_float), ("beta", ctypes.c_float), ("linear_beta", ctypes.c_float)]
 
 
+class _GroupedMlpArgs(_Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("gate", _POINTER), ("up", _POINTER), ("down", _POINTER), ("m", ctypes.c_int64),
+                ("top_k", ctypes.c_int64), ("x", _POINTER), ("y", _POINTER), ("expert_ids", _POINTER),
+                ("router_weights", _POINTER), ("x_dtype", ctypes.c_int32), ("y_dtype", ctypes.c_int32),
+                ("activation", ctypes.c_int32), ("limit", ctypes.c_float), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+                ("linear_beta", ctypes.c_float)]
+
+
 class _Workspace(ctypes.Structure):
     _fields_ = [("data", _POINTER), ("bytes", ctypes.c_int64)]
 
@@ -51,27 +81,42 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "awqd_device_open": [ctypes.c_char_p, _POINTER, ctypes.POINTER(_POINTER)],
     "awqd_checkpoint_open": [ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_weight_load": [_POINTER, _POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "awqd_lease_open": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "awqd_lease_weight": [_POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "awqd_weight_pack": [_POINTER, ctypes.c_char_p, _POINTER, ctypes.c_size_t, _POINTER, ctypes.c_size_t,
+                         ctypes.POINTER(_POINTER)],
     "awqd_weight_describe": [_POINTER, ctypes.POINTER(_Info)],
     "awqd_workspace_init": [_POINTER, _Workspace, _POINTER],
     "awqd_matmul_workspace": [_POINTER, ctypes.POINTER(_MatmulArgs), ctypes.POINTER(ctypes.c_int64)],
     "awqd_matmul": [_POINTER, ctypes.POINTER(_MatmulArgs), _Workspace, _POINTER],
     "awqd_gated_mlp_workspace": [ctypes.POINTER(_GatedMlpArgs), ctypes.POINTER(ctypes.c_int64)],
     "awqd_gated_mlp": [ctypes.POINTER(_GatedMlpArgs), _Workspace, _POINTER],
+    "awqd_stack_make": [ctypes.POINTER(_POINTER), ctypes.c_size_t, ctypes.POINTER(_POINTER)],
+    "awqd_grouped_mlp_workspace": [ctypes.POINTER(_GroupedMlpArgs), ctypes.POINTER(ctypes.c_int64)],
+    "awqd_grouped_mlp": [ctypes.POINTER(_GroupedMlpArgs), _Workspace, _POINTER],
 }
+
+
+def _packaged() -> str | None:
+    """The one in the package awqd-torch."""
+    package = importlib.util.find_spec("awqd_torch")
+    return None if package is None or package.origin is None else str(pathlib.Path(package.origin).with_name("libawqd.so.1"))
 
 
 @functools.lru_cache(maxsize=1)
 def _library() -> Any:
-    path = os.environ.get("LIBAWQD") or ctypes.util.find_library("awqd") or "libawqd.so.1"
+    path = os.environ.get("LIBAWQD") or _packaged() or ctypes.util.find_library("awqd") or "libawqd.so.1"
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise _errors.FailedPrecondition(f"libawqd: {error}", hint="install awqd-library, or set LIBAWQD to its path") from None
+        raise _errors.FailedPrecondition(f"libawqd: {error}", hint="install awqd-torch or awqd-library, or set LIBAWQD to its path") from None
     library.awqd_error_message.restype = ctypes.c_char_p
-    library.awqd_checkpoint_linear.restype = ctypes.c_char_p
-    library.awqd_checkpoint_linear.argtypes = [_POINTER, ctypes.c_size_t]
-    library.awqd_checkpoint_linears.restype = ctypes.c_size_t
-    for name in ("awqd_checkpoint_linears", "awqd_device_close", "awqd_checkpoint_close", "awqd_weight_free"):
+    for kind in ("checkpoint", "lease"):
+        getattr(library, f"awqd_{kind}_linear").restype = ctypes.c_char_p
+        getattr(library, f"awqd_{kind}_linear").argtypes = [_POINTER, ctypes.c_size_t]
+        getattr(library, f"awqd_{kind}_linears").restype = ctypes.c_size_t
+        getattr(library, f"awqd_{kind}_linears").argtypes = [_POINTER]
+    for name in ("awqd_device_close", "awqd_checkpoint_close", "awqd_lease_close", "awqd_weight_free", "awqd_stack_free"):
         getattr(library, name).argtypes = [_POINTER]
     for name, arguments in _FUNCTIONS.items():
         getattr(library, name).argtypes = arguments
@@ -118,14 +163,35 @@ class Weight(_Owned):
         self.scheme = info.scheme.decode()
 
 
+class Stack(_Owned):
+    """All experts of one projection."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        pointers = (_POINTER * len(weights))(*(weight.pointer for weight in weights))
+        super().__init__("awqd_stack_free", _open("awqd_stack_make", pointers, len(weights)))
+        self.n = weights[0].n
+
+
 class Checkpoint(_Owned):
     """A model's folder: which linears it has."""
 
     def __init__(self, path: str) -> None:
         super().__init__("awqd_checkpoint_close", _open("awqd_checkpoint_open", os.fsencode(path)))
-        library = _library()
-        count = library.awqd_checkpoint_linears(self.pointer)
-        self.linears = [library.awqd_checkpoint_linear(self.pointer, i).decode() for i in range(count)]
+        self.linears = _linears("checkpoint", self.pointer)
+
+
+class Lease(_Owned):
+    """The weights that a server lends."""
+
+    def __init__(self, device: Device, path: str, model: str, token: str | None) -> None:
+        shown = None if token is None else token.encode()
+        super().__init__("awqd_lease_close", _open("awqd_lease_open", device.pointer, os.fsencode(path), model.encode(), shown))
+        self.linears = _linears("lease", self.pointer)
+
+
+def _linears(kind: str, pointer: Any) -> list[str]:
+    count = getattr(_library(), f"awqd_{kind}_linears")(pointer)
+    return [getattr(_library(), f"awqd_{kind}_linear")(pointer, i).decode() for i in range(count)]
 
 
 class Device(_Owned):
@@ -136,6 +202,17 @@ class Device(_Owned):
 
     def load(self, checkpoint: Checkpoint, linear: str) -> Weight:
         return Weight(self, _open("awqd_weight_load", self.pointer, checkpoint.pointer, linear.encode()))
+
+    def take(self, lease: Lease, linear: str) -> Weight:
+        return Weight(self, _open("awqd_lease_weight", lease.pointer, linear.encode()))
+
+    def pack(self, format: str, tensors: Mapping[str, HostTensor], settings: Mapping[str, str]) -> Weight:
+        """A linear of tensors and settings as the format names them."""
+        given = (_Setting * len(settings))(*(_Setting(name.encode(), value.encode()) for name, value in settings.items()))
+        views = (_Tensor * len(tensors))(*(
+            _Tensor(suffix.encode(), tensor.dtype.encode(), (ctypes.c_int64 * len(tensor.shape))(*tensor.shape),
+                    len(tensor.shape), tensor.address, tensor.bytes) for suffix, tensor in tensors.items()))
+        return Weight(self, _open("awqd_weight_pack", self.pointer, format.encode(), given, len(given), views, len(views)))
 
     def run(self, product: _Product, allocate: Callable[[int], int], stream: int | None) -> None:
         """Enqueues a product. `allocate` gives the address of so many bytes, which begin with zeros on a GPU and which no
@@ -152,9 +229,11 @@ class _Product:
         self.arguments = arguments
 
 
-def matmul(weight: Weight, m: int, x: int, x_dtype: str, y: int, y_dtype: str) -> _Product:
-    """y = x W + bias, [m, N] of [m, K]; addresses and names of PyTorch's dtypes."""
-    arguments = _MatmulArgs(m=m, x=x, y=y, x_dtype=_DTYPES[x_dtype], y_dtype=_DTYPES[y_dtype])
+def matmul(weight: Weight, m: int, x: int, x_dtype: str, y: int, y_dtype: str, quantization: str = "none",
+           scales: int | None = None) -> _Product:
+    """y = x W + bias, [m, N] of [m, K]; addresses and names of PyTorch's dtypes. scales: FP32 [m], of static quantisations."""
+    arguments = _MatmulArgs(m=m, x=x, y=y, x_dtype=_DTYPES[x_dtype], y_dtype=_DTYPES[y_dtype],
+                            quantization=QUANTIZATIONS[quantization], scales=scales)
     return _Product("awqd_matmul", weight.pointer, ctypes.byref(arguments))
 
 
@@ -163,3 +242,12 @@ def gated_mlp(gate: Weight, up: Weight, down: Weight, activation: str, m: int, x
     arguments = _GatedMlpArgs(gate=gate.pointer, up=up.pointer, down=down.pointer, m=m, x=x, y=y, x_dtype=_DTYPES[x_dtype],
                               y_dtype=_DTYPES[y_dtype], activation=ACTIVATIONS[activation])
     return _Product("awqd_gated_mlp", ctypes.byref(arguments))
+
+
+def grouped_mlp(gate: Stack, up: Stack, down: Stack, activation: str, m: int, top_k: int, x: int, x_dtype: str, y: int,
+                y_dtype: str, expert_ids: int, router_weights: int) -> _Product:
+    """The gated MLPs of each token's experts, summed: expert_ids int32, router_weights FP32, both [m, top_k]."""
+    arguments = _GroupedMlpArgs(gate=gate.pointer, up=up.pointer, down=down.pointer, m=m, top_k=top_k, x=x, y=y,
+                                expert_ids=expert_ids, router_weights=router_weights, x_dtype=_DTYPES[x_dtype],
+                                y_dtype=_DTYPES[y_dtype], activation=ACTIVATIONS[activation])
+    return _Product("awqd_grouped_mlp", ctypes.byref(arguments))

@@ -5,14 +5,17 @@
     model = awqd.torch.from_pretrained("/models/my-model-awq")                       # in this process, by libawqd
     model = awqd.torch.from_pretrained("/models/my-model-awq", "127.0.0.1:8001")     # by a server
     awqd.torch.replace(my_own_model, "unix:/run/awqd.sock", ring=True)               # any module; through a ring
+    awqd.torch.replace(my_own_model, "lease:/run/awqd-lend.sock")                    # in this process, by a server's weights
 
 Operators are torch.ops.awqd.matmul, gated_mlp and experts: torch.compile takes them as they are. They have no gradient.
 """
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +26,10 @@ from torch import library
 
 from awqd import _library
 from awqd._client import Client
-from awqd._errors import FailedPrecondition, InvalidArgument, Unimplemented
+from awqd._errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 
-__all__ = ["Local", "QuantLinear", "QuantMlp", "QuantMoe", "Remote", "Replaced", "Source", "from_pretrained", "replace"]
+__all__ = ["Leased", "Local", "QuantLinear", "QuantMlp", "QuantMoe", "Remote", "Replaced", "Source", "from_pretrained",
+           "replace"]
 
 Shape = tuple[int, int]  # (in features, out features)
 
@@ -80,29 +84,41 @@ class Remote:
 
 
 class Local:
-    """The weights of a model's folder, in this process, on the GPU or the CPU of `device`.
+    """The weights of a model's folder, in this process, on the GPU or the CPU of `device`; without a folder those of pack().
 
     Products run on PyTorch's current stream and can be captured in a CUDA graph, after a first run on that stream.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> None:
         self.place = torch.device(device)
         if self.place.type == "cuda" and self.place.index is None:
             self.place = torch.device("cuda", torch.cuda.current_device())
-        self._device = _library.Device(str(self.place))
-        checkpoint = _library.Checkpoint(os.fspath(folder))
-        self._weights = {linear: self._device.load(checkpoint, linear) for linear in checkpoint.linears}
-        # By stream, on a CPU by thread. One that became too small stays, because a graph may have captured it.
-        self._workspaces: dict[int, list[torch.Tensor]] = {}
+        self._device, self._workspaces = _opened(str(self.place))
+        self._weights: dict[str, _library.Weight] = {}
+        self._stacks: dict[str, _library.Stack] = {}
+        if folder is not None:
+            checkpoint = _library.Checkpoint(os.fspath(folder))
+            self._weights = {linear: self._device.load(checkpoint, linear) for linear in checkpoint.linears}
+
+    def pack(self, linear: str, format: str, tensors: Mapping[str, torch.Tensor], **settings: object) -> None:
+        """Adds a linear, or replaces it, of tensors and settings as one of awqd's formats names them."""
+        host = {suffix: tensor.detach().cpu().contiguous() for suffix, tensor in tensors.items()}
+        self._weights[linear] = self._device.pack(
+            format, {suffix: _library.HostTensor(_SAFETENSORS.get(_name(tensor.dtype), _name(tensor.dtype)), tensor.shape,
+                                                 tensor.data_ptr(), tensor.nbytes) for suffix, tensor in host.items()},
+            {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()})
 
     def linears(self) -> Mapping[str, Shape]:
         return {linear: (weight.k, weight.n) for linear, weight in self._weights.items()}
 
-    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+    def matmul(self, linear: str, x: torch.Tensor, quantization: str = "none", scale: torch.Tensor | None = None) -> torch.Tensor:
+        """x W + bias. quantization: of x, "int8_per_token" and so on (awqd.h); scale: FP32, of "int8_static" and "fp8_static"."""
         weight = self._weights[linear]
         y = self._result(x, weight.n)
         name = _name(x.dtype)
-        return self._run(_library.matmul(weight, len(x), x.data_ptr(), name, y.data_ptr(), name), y)
+        scales = None if scale is None else scale.expand(len(x)).contiguous()
+        return self._run(_library.matmul(weight, len(x), x.data_ptr(), name, y.data_ptr(), name, quantization,
+                                         None if scales is None else scales.data_ptr()), y)
 
     def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
         y = self._result(x, self._weights[down].n)
@@ -112,7 +128,27 @@ class Local:
 
     def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
                 router_weights: torch.Tensor) -> torch.Tensor:
-        raise Unimplemented(f"{path}: libawqd has no products of experts", hint="take a server: replace(model, address)")
+        if expert_ids.shape != router_weights.shape or len(expert_ids) != len(x):
+            raise InvalidArgument(f"expert_ids: got {list(expert_ids.shape)}, expected {list(router_weights.shape)}, as the "
+                                  f"router's weights, for {len(x)} tokens", field="expert_ids")
+        gate, up, down = (self._stack(f"{path}.{projection}_proj") for projection in ("gate", "up", "down"))
+        y = self._result(x, down.n)
+        name = _name(x.dtype)
+        ids = expert_ids.to(x.device, torch.int32).contiguous()
+        weights = router_weights.to(x.device, torch.float32).contiguous()
+        return self._run(_library.grouped_mlp(gate, up, down, activation, len(x), ids.shape[1], x.data_ptr(), name, y.data_ptr(),
+                                              name, ids.data_ptr(), weights.data_ptr()), y)
+
+    def _stack(self, path: str) -> _library.Stack:
+        """The experts of "model.layers.0.mlp.experts.*.up_proj"."""
+        if path not in self._stacks:
+            pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
+            experts = {int(match[1]): weight for linear, weight in self._weights.items()
+                       if pattern.groups == 1 and (match := pattern.fullmatch(linear))}
+            if not experts or max(experts) != len(experts) - 1:
+                raise NotFound(f"{path}: got {len(experts)} experts up to number {max(experts, default=0)}, expected all from 0")
+            self._stacks[path] = _library.Stack([experts[number] for number in range(len(experts))])
+        return self._stacks[path]
 
     def _result(self, x: torch.Tensor, columns: int) -> torch.Tensor:
         if x.device != self.place:
@@ -136,6 +172,32 @@ class Local:
         return y
 
 
+class Leased(Local):
+    """The weights of a model of a server on this machine, in its memory, by which this process computes as Local does.
+
+    path: of the server's --lend. name: the model; none where it serves one. token: of an identity with the role attach.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None, device: str | torch.device = "cpu",
+                 token: str | None = None) -> None:
+        super().__init__(device=device)
+        lease = _library.Lease(self._device, os.fspath(path), name or "", token)
+        self._weights = {linear: self._device.take(lease, linear) for linear in lease.linears}
+
+
+@functools.lru_cache(maxsize=None)
+def _opened(place: str) -> tuple[_library.Device, dict[int, list[torch.Tensor]]]:
+    """One of each place, as a CPU's has threads; and its workspaces, which serve any weight.
+
+    They are by stream, on a CPU by thread. One that became too small stays, because a graph may have captured it.
+    """
+    return _library.Device(place), {}
+
+
+_SAFETENSORS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "int8": "I8", "uint8": "U8", "int32": "I32",
+                "int64": "I64", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0"}
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -146,9 +208,9 @@ class _Bound:
     _all: weakref.WeakValueDictionary[int, _Bound] = weakref.WeakValueDictionary()
     _numbers = itertools.count()
 
-    def __init__(self, call: Callable[..., torch.Tensor], columns: int, *names: str) -> None:
+    def __init__(self, call: Callable[..., torch.Tensor], columns: int, *names: str, number: int | None = None) -> None:
         self._call, self.columns, self.names = call, columns, names
-        self.number = next(self._numbers)
+        self.number = next(self._numbers) if number is None else number
         self._all[self.number] = self
 
     @classmethod
@@ -245,16 +307,17 @@ def replace(model: torch.nn.Module, source: Source | Client | str | os.PathLike[
             ring: bool = False, device: str | torch.device | None = None, fuse: bool = True) -> Replaced:
     """Has a model's linears computed from the quantised weights of a source that have their paths.
 
-    source: a model's folder or file (GGUF, ComfyUI): in this process, by libawqd; the address of a server, or a Client; or a Source.
+    source: a model's folder or file (GGUF, ComfyUI), or "lease:PATH" of a server's --lend: in this process, by libawqd; the
+    address of a server, or a Client; or a Source.
     name: the model of the server; none where it serves one.
     ring: of an address: through the server's ring.
-    device: of a folder: where the weights are; the model's own by default.
+    device: of a folder or a lease: where the weights are; the model's own by default.
     fuse: gated MLPs (children gate_proj, up_proj, down_proj) become one call, where a trial gives what their own code gives.
 
     The dense weights of these linears are dropped. InvalidArgument where no linear of the source belongs to the model, or
     one has another shape.
     """
-    source = _open(source, name, ring, device if device is not None else _device_of(model))
+    source = open_source(source, name, ring, device if device is not None else _device_of(model))
     linears = source.linears()
     paths = {path: linear for path, linear in _matches(model, linears)}
     if not paths:
@@ -280,32 +343,29 @@ def from_pretrained(folder: str | os.PathLike[str], source: Source | Client | st
                     model_class: Any = None, **options: Any) -> Any:
     """A model of transformers from a quantised folder: its linears are the source's, the rest is loaded.
 
-    source, name, ring, device: as in replace(); without a source the folder itself.
+    source, name, ring: as in replace(); without a source the folder itself.
+    device: of the model, and of the weights of a folder.
     model_class: transformers.AutoModelForCausalLM by default.
     options: of its from_pretrained; dtype and so on.
 
     Unimplemented for a folder with linears that are no modules of the model, as the experts of a mixture.
     """
-    from awqd._transformers import from_pretrained as load
-    opened = _open(folder if source is None else source, name, ring, device)
-
-    def replace_all(model: torch.nn.Module) -> list[str]:
-        report = replace(model, opened)
-        if report.not_in_model:
-            raise Unimplemented(f"{os.fspath(folder)}: {len(report.not_in_model)} linears are no modules of "
-                                f"{type(model).__name__}, the first is {report.not_in_model[0]}")
-        return list(opened.linears())
-
-    if isinstance(opened, Local) and opened.place.type != "cpu":
-        options.setdefault("device_map", str(opened.place))
-    return load(folder, replace_all, model_class, options)
+    import transformers
+    from awqd.transformers import AwqdConfig
+    if device != "cpu":
+        options.setdefault("device_map", str(device))
+    return (model_class or transformers.AutoModelForCausalLM).from_pretrained(
+        folder, quantization_config=AwqdConfig(source, name=name, ring=ring), **options)
 
 
-def _open(source: Source | Client | str | os.PathLike[str], name: str | None, ring: bool,
-          device: str | torch.device) -> Source:
+def open_source(source: Source | Client | str | os.PathLike[str], name: str | None, ring: bool,
+                device: str | torch.device) -> Source:
+    """What one argument of replace() stands for."""
     if isinstance(source, (str, os.PathLike)):
         if os.path.exists(source):
             return Local(source, device)
+        if os.fspath(source).startswith("lease:"):
+            return Leased(os.fspath(source).removeprefix("lease:"), name, device)
         source = Client(os.fspath(source), ring=ring)
     return Remote(source, name) if isinstance(source, Client) else source
 

@@ -1,0 +1,1 @@
+"""libawqd.so.1 lies beside this file; awqd loads it."""
