@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <climits>
-#include <utility>
 
 namespace awqd::client {
 

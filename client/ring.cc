@@ -15,7 +15,6 @@
 #include <chrono>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"

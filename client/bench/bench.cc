@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <future>
-#include <memory>
 #include <thread>
 #include <utility>
 

@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include "client/convert.h"
 #include "grpcpp/client_context.h"

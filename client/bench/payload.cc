@@ -2,14 +2,11 @@
 #include "client/bench/payload.h"
 
 #include <algorithm>
-#include <optional>
 #include <random>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
-#include "client/tensor.h"
 #include "grpcpp/support/slice.h"
 #include "inference/grpc_service.pb.h"
 #include "kernels/base/status.h"

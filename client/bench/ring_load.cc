@@ -1,7 +1,6 @@
 // Callers over a ring: a thread each, with tensors of its own in the payload.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <limits>
 #include <memory>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"

@@ -4,7 +4,6 @@
 
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"

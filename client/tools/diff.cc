@@ -9,7 +9,6 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "client/tools/elements.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -51,16 +50,11 @@ int64_t DifferentCodes(const HostWeight& a, const HostWeight& b) {
   return out;
 }
 
-float ZeroOf(const HostWeight& weight, int64_t group, int64_t col) {
-  return weight.scheme.real_zeros() ? weight.RealZero(group, col)
-                                    : static_cast<float>(weight.Zero(group, col));
-}
-
 void CompareParts(const Elements& a, const Elements& b, LinearDifference* out) {
   if (a.weight() == nullptr || b.weight() == nullptr) return;
   const HostWeight &left = *a.weight(), &right = *b.weight();
   const QuantizationScheme &d = left.scheme, &e = right.scheme;
-  if (d.code != e.code || d.bits != e.bits || d.code == CodeKind::kVector) return;
+  if (d.code != e.code || d.bits != e.bits || d.rows_of_code() > 1) return;
   out->different_codes = DifferentCodes(left, right);
   if (left.group_rows() != right.group_rows() || left.order != right.order ||
       d.block_cols != e.block_cols ||

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <system_error>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
@@ -84,12 +81,25 @@ void RowReader::OpenGroup(int64_t group) {
     }
     return;
   }
-  const bool real = weight_->scheme.real_zeros();
+  if (weight_->scheme.code == CodeKind::kTrellis) return OpenTrellis(group);
   for (int64_t i = 0; i < count_; ++i) {
-    const int64_t col = begin_ + i;
-    zeros_[i] =
-        real ? weight_->RealZero(group, col) : static_cast<float>(weight_->Zero(group, col));
-    scales_[i] = weight_->Scale(group, col);
+    zeros_[i] = ZeroOf(*weight_, group, begin_ + i);
+    scales_[i] = weight_->Scale(group, begin_ + i);
+  }
+}
+
+void RowReader::OpenTrellis(int64_t group) {
+  constexpr int64_t kColumns = kTrellisColumns;
+  float block[kTrellisTile * kColumns];
+  trellis_.resize(kTrellisTile * count_);
+  for (int64_t first = begin_ / kColumns * kColumns; first < begin_ + count_; first += kColumns) {
+    DecodeTrellis(weight_->scheme, weight_->Block(group * kTrellisTile, first), block);
+    const int64_t end = std::min(first + kColumns, begin_ + count_);
+    for (int64_t col = std::max(first, begin_); col < end; ++col) {
+      for (int64_t row = 0; row < kTrellisTile; ++row) {
+        trellis_[row * count_ + col - begin_] = block[(col - first) * kTrellisTile + row];
+      }
+    }
   }
 }
 
@@ -116,6 +126,10 @@ void RowReader::ReadStored(int64_t k, float* to) {
   if (d.code == CodeKind::kVector) {
     const int64_t at = StoredRow(k) % kVectorBlock;
     for (int64_t i = 0; i < count_; ++i) to[i] = blocks_[i].Element(at);
+    return MultiplyByOuter(to);
+  }
+  if (d.code == CodeKind::kTrellis) {
+    std::copy_n(&trellis_[StoredRow(k) % kTrellisTile * count_], count_, to);
     return MultiplyByOuter(to);
   }
   ReadCodes(k, codes_.data());

@@ -6,7 +6,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +18,12 @@
 #include "kernels/weight.h"
 
 namespace awqd::tools {
+
+// The zero point of a group in a column as a number, however it is stored.
+inline float ZeroOf(const HostWeight& weight, int64_t group, int64_t col) {
+  return weight.scheme.real_zeros() ? weight.RealZero(group, col)
+                                    : static_cast<float>(weight.Zero(group, col));
+}
 
 // Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it,
 // after the weight's transform and times its factor: of the W that activations are multiplied by as
@@ -38,6 +43,7 @@ class RowReader {
  private:
   int64_t StoredRow(int64_t k) const { return row_of_.empty() ? k : row_of_[k]; }
   void OpenGroup(int64_t group);
+  void OpenTrellis(int64_t group);
   // The elements that activations are multiplied by after the transform, without the factor.
   void ReadStored(int64_t k, float* to);
   void MultiplyByOuter(float* to) const;
@@ -50,6 +56,7 @@ class RowReader {
   std::vector<float> values_;  // of each code; empty for integers
   std::vector<uint8_t> codes_;
   std::vector<DecodedBlock> blocks_;  // of the group, of vector codes
+  std::vector<float> trellis_;        // of the group, of a trellis: [16, count_]
   int64_t block_ = -1;                // whose transformed rows are these
   std::vector<float> transformed_;    // [size, count_]
 };

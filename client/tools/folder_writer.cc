@@ -12,15 +12,14 @@
 #include <cstring>
 #include <filesystem>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "client/tools/elements.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/containers/shard_index.h"
+#include "kernels/checkpoint/model_folder.h"
 
 namespace awqd::tools {
 namespace {
@@ -43,13 +42,6 @@ int64_t ElementBytes(const NewTensor& tensor) {
   int64_t elements = 1;
   for (const int64_t dim : tensor.shape) elements *= dim;
   return elements == 0 ? 1 : tensor.bytes / elements;
-}
-
-std::string WithoutSlash(const std::string& path) {
-  absl::string_view out = path;
-  while (out.size() > 1 && absl::ConsumeSuffix(&out, "/")) {
-  }
-  return std::string(out);
 }
 
 // Held while a run writes it, so that the next one can tell a killed run from a running one.
@@ -137,7 +129,8 @@ FolderWriter::FolderWriter(std::string path, const Guard& guard, bool single_fil
 absl::StatusOr<std::unique_ptr<FolderWriter>> FolderWriter::Create(const std::string& path,
                                                                    const Guard& guard,
                                                                    bool single_file) {
-  std::unique_ptr<FolderWriter> out(new FolderWriter(WithoutSlash(path), guard, single_file));
+  std::unique_ptr<FolderWriter> out(
+      new FolderWriter(std::string(model::WithoutSlashes(path)), guard, single_file));
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::symlink_status(out->path_, error))) {
     return absl::AlreadyExistsError(absl::StrCat(out->path_, " exists"));

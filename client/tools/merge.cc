@@ -2,13 +2,11 @@
 #include "client/tools/merge.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -248,9 +246,11 @@ class Merger {
     if (const auto it = replacement_.tensors.find(path); it != replacement_.tensors.end()) {
       const model::TensorInfo& info = *base_.tensors().Find(path)->info;
       EncodedLinear out;
-      AWQD_ASSIGN_OR_RETURN(NewTensor made, Rounded(it->second, info.dtype, info.shape));
-      made.name = "";  // the path is the tensor's
-      out.tensors.push_back(std::move(made));
+      if (!IsFloatType(info.dtype)) {
+        return BadValue("dtype", info.dtype, "F16, BF16 or F32 of a tensor that is replaced");
+      }
+      // No name of its own: the path is the tensor's.
+      out.tensors.push_back(RoundedTensor("", info.dtype, info.shape, it->second));
       return out;
     }
     const model::LinearLocation* const linear = base_.FindLinear(path);
@@ -286,10 +286,9 @@ class Merger {
     const auto other = replacement_.tensors.find(path + ".bias");
     const std::vector<float>& bias =
         other != replacement_.tensors.end() ? other->second : described.bias;
-    if (bias.empty()) return out;
-    AWQD_ASSIGN_OR_RETURN(NewTensor made, Rounded(bias, "F32", {described.n}));
-    made.name = "bias";
-    out.tensors.push_back(std::move(made));
+    if (!bias.empty()) {
+      out.tensors.push_back(RoundedTensor("bias", "F32", {described.n}, bias));
+    }
     return out;
   }
 
@@ -300,62 +299,30 @@ class Merger {
     }
     EncodedLinear out;
     out.facts.dense = true;
-    out.tensors.push_back(DenseTensor(path, n, k, read));
+    out.tensors.push_back(MergedTensor(path, n, k, read));
     return out;
   }
 
   // The tensor "weight", whose loss is known when it is written.
-  NewTensor DenseTensor(const std::string& path, int64_t n, int64_t k, ReadRows read) {
+  NewTensor MergedTensor(const std::string& path, int64_t n, int64_t k, ReadRows read) {
     const std::string dtype = DenseType(path);
-    const DType type = FloatTypeNamed(dtype);
-    const int64_t row_bytes = k * SizeOf(type);
     const size_t index = report_->linears.size();
     report_->linears.push_back({.path = path, .scheme = dtype, .k = k, .n = n});
-    return {.name = "weight",
-            .dtype = dtype,
-            .shape = {n, k},
-            .bytes = n * row_bytes,
-            .unit = row_bytes,
-            .read = [this, read = std::move(read), type, k, row_bytes, index](
-                        int64_t at, absl::Span<uint8_t> to) {
-              const auto count = static_cast<int64_t>(to.size()) / row_bytes;
-              const int64_t begin = at / row_bytes;
-              const auto rows = std::make_unique_for_overwrite<float[]>(count * k);
-              AWQD_RETURN_IF_ERROR(read(begin, begin + count, rows.get()));
-              return Store(rows.get(), count, type, begin, k, to.data(), index);
-            }};
-  }
-
-  absl::Status Store(const float* rows, int64_t count, DType type, int64_t begin, int64_t k,
-                     uint8_t* to, size_t index) {
-    Difference loss;
-    std::vector<float> stored(k);
-    for (int64_t row = 0; row < count; ++row, rows += k, to += k * SizeOf(type)) {
-      const bool fits = StoreFloats(rows, k, type, to);
-      for (int64_t i = 0; i < k; ++i) stored[i] = LoadElement(to, type, i);
-      loss.AddNorms(stored.data(), rows, k);
-      if (fits && std::isfinite(loss.norms.b)) continue;
-      return BadValue("elements",
-                      absl::StrCat("one in row ", begin + row, " that is not finite, or too large"),
-                      absl::StrCat("finite numbers within the range of ", TypeName(type)));
-    }
-    const MutexLock lock(&mutex_);
-    report_->linears[index].norms.Add(loss.norms);
-    report_->linears[index].largest = std::max(report_->linears[index].largest, loss.largest);
-    return absl::OkStatus();
-  }
-
-  static absl::StatusOr<NewTensor> Rounded(const std::vector<float>& values,
-                                           const std::string& dtype, std::vector<int64_t> shape) {
-    if (!IsFloatType(dtype)) {
-      return BadValue("dtype", dtype, "F16, BF16 or F32 of a tensor that is replaced");
-    }
-    const DType type = FloatTypeNamed(dtype);
-    std::vector<uint8_t> bytes(values.size() * SizeOf(type));
-    for (size_t i = 0; i < values.size(); ++i) {
-      StoreRounded(values[i], type, bytes.data() + i * SizeOf(type));
-    }
-    return MadeTensor("", dtype, std::move(shape), std::move(bytes));
+    return DenseTensor(dtype, n, k,
+                       [this, read = std::move(read), type = model::GgufTypeNamed(dtype), k, index](
+                           int64_t begin, int64_t end, uint8_t* to) -> absl::Status {
+                         const auto rows =
+                             std::make_unique_for_overwrite<float[]>((end - begin) * k);
+                         AWQD_RETURN_IF_ERROR(read(begin, end, rows.get()));
+                         Difference loss;
+                         AWQD_RETURN_IF_ERROR(StoreAs(*type, rows.get(), begin, end - begin, k,
+                                                      /*finite=*/true, to, &loss));
+                         const MutexLock lock(&mutex_);
+                         QuantizedLinear& linear = report_->linears[index];
+                         linear.norms.Add(loss.norms);
+                         linear.largest = std::max(linear.largest, loss.largest);
+                         return absl::OkStatus();
+                       });
   }
 
   const Model& base_;
@@ -404,12 +371,8 @@ absl::StatusOr<Merged> Merge(const MergeOptions& given, const Progress& progress
     const GgufOptions gguf = {options.dtype, options.quantize.leave_out};
     AWQD_ASSIGN_OR_RETURN(const GgufPlan plan, PlanGguf(base, gguf, merger.replacement()));
     Conversion written;
-    const OnRounded rounded = [&](const std::string& path, int64_t k, int64_t n,
-                                  absl::string_view type, const Difference& loss) {
-      report.linears.push_back({path, std::string(type), k, n, loss.norms, loss.largest});
-    };
-    AWQD_RETURN_IF_ERROR(
-        WriteGguf(base, plan, merger.replacement(), rounded, progress, out.get(), &written));
+    AWQD_RETURN_IF_ERROR(WriteGguf(base, plan, merger.replacement(), &report.linears, progress,
+                                   out.get(), &written));
     static_cast<Rewritten&>(report) = written;
   } else {
     AWQD_RETURN_IF_ERROR(merger.Write(progress, out.get()));

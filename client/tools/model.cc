@@ -15,7 +15,6 @@
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/hub_cache.h"
 #include "kernels/checkpoint/quant_settings.h"
 #include "kernels/checkpoint/tensor_names.h"
 

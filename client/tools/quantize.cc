@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -133,11 +132,7 @@ absl::StatusOr<Quantization> QuantizeToGguf(const Model& source, const QuantizeO
   const GgufOptions gguf = {options.rtn.bits == 8 ? "Q8_0" : "Q4_0", options.leave_out};
   AWQD_ASSIGN_OR_RETURN(const GgufPlan plan, PlanGguf(source, gguf, {}));
   Conversion written;
-  const OnRounded rounded = [&](const std::string& path, int64_t k, int64_t n,
-                                absl::string_view type, const Difference& loss) {
-    report.linears.push_back({path, std::string(type), k, n, loss.norms, loss.largest});
-  };
-  AWQD_RETURN_IF_ERROR(WriteGguf(source, plan, {}, rounded, progress, out, &written));
+  AWQD_RETURN_IF_ERROR(WriteGguf(source, plan, {}, &report.linears, progress, out, &written));
   static_cast<Rewritten&>(report) = written;
   AWQD_RETURN_IF_ERROR(source.CheckUnchanged());
   AWQD_RETURN_IF_ERROR(out->Commit());

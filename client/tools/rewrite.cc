@@ -1,16 +1,10 @@
 // Copies and replaces tensors, config.json, and the files beside them.
 #include "client/tools/rewrite.h"
 
-#include <cstdint>
 #include <iterator>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -12,12 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
-#include "client/tools/diff.h"
-#include "client/tools/elements.h"
+#include "absl/types/span.h"
 #include "client/tools/encode/blocks.h"
 #include "client/tools/encode/target.h"
-#include "client/tools/quantize.h"
 #include "client/tools/rewrite.h"
 #include "kernels/base/math.h"
 #include "kernels/base/mutex.h"
@@ -295,9 +292,6 @@ class Planner {
 
 // --- Rows of a piece in the source's order ---
 
-// Thread-safe.
-using WriteRows = std::function<absl::Status(int64_t begin, int64_t end, uint8_t* to)>;
-
 // The numbers that blocks of Q8_0 or Q4_0 hold.
 void DecodeBlocks(bool wide, const uint8_t* from, int64_t count, float* to) {
   for (int64_t at = 0; at < count; at += 32, from += wide ? 34 : 18) {
@@ -317,29 +311,9 @@ class RowEncoder {
   RowEncoder(const GgufTensor& tensor, Difference* loss) : tensor_(tensor), loss_(loss) {}
 
   absl::Status Encode(int64_t begin, int64_t rows, const float* from, uint8_t* to) {
-    const absl::string_view type = tensor_.type->name;
-    const int64_t k = tensor_.row_elements(), bytes = tensor_.row_bytes();
-    const bool blocks = IsBlockType(type);
-    const DType dtype = FloatTypeNamed(type);
-    std::vector<float> stored(loss_ != nullptr ? k : 0);
     Difference loss;
-    for (int64_t row = 0; row < rows; ++row, from += k, to += bytes) {
-      const bool good =
-          blocks ? QuantizeBlocks(type, from, k, to) : StoreFloats(from, k, dtype, to);
-      if (!good) {
-        return BadValue(
-            "elements",
-            absl::StrCat("one in row ", begin + row, " that is not finite, or too large"),
-            absl::StrCat("numbers within the range of ", type));
-      }
-      if (loss_ == nullptr) continue;
-      if (blocks) {
-        DecodeBlocks(type == "Q8_0", to, k, stored.data());
-      } else {
-        for (int64_t i = 0; i < k; ++i) stored[i] = LoadElement(to, dtype, i);
-      }
-      loss.AddNorms(stored.data(), from, k);
-    }
+    AWQD_RETURN_IF_ERROR(StoreAs(*tensor_.type, from, begin, rows, tensor_.row_elements(),
+                                 /*finite=*/false, to, loss_ == nullptr ? nullptr : &loss));
     if (loss_ == nullptr) return absl::OkStatus();
     const MutexLock lock(&mutex_);
     loss_->norms.Add(loss.norms);
@@ -353,7 +327,7 @@ class RowEncoder {
   Difference* const loss_;
 };
 
-WriteRows EncodedRows(ReadRows read, std::shared_ptr<RowEncoder> encoder, int64_t k) {
+StoreRows EncodedRows(ReadRows read, std::shared_ptr<RowEncoder> encoder, int64_t k) {
   return [read = std::move(read), encoder = std::move(encoder), k](int64_t begin, int64_t end,
                                                                    uint8_t* to) {
     const auto rows = std::make_unique_for_overwrite<float[]>((end - begin) * k);
@@ -362,7 +336,7 @@ WriteRows EncodedRows(ReadRows read, std::shared_ptr<RowEncoder> encoder, int64_
   };
 }
 
-WriteRows RowsOfWeight(HostWeight given, const GgufTensor& tensor,
+StoreRows RowsOfWeight(HostWeight given, const GgufTensor& tensor,
                        std::shared_ptr<RowEncoder> encoder, bool loss) {
   const absl::string_view type = tensor.type->name;
   if (tensor.exact) {
@@ -418,7 +392,7 @@ std::string Header(const GgufPlan& plan) {
 class Writer {
  public:
   Writer(const Model& source, const GgufPlan& plan, const Replacement& replaced,
-         client::OutputFile* file, const OnRounded& rounded, const Progress& progress,
+         client::OutputFile* file, std::vector<QuantizedLinear>* rounded, const Progress& progress,
          Conversion* report)
       : source_(source),
         plan_(plan),
@@ -458,7 +432,7 @@ class Writer {
     Difference loss;
     std::string scheme, path = piece.path;
     int64_t before = 0;
-    AWQD_ASSIGN_OR_RETURN(const WriteRows rows, Open(tensor, piece, &loss, &scheme));
+    AWQD_ASSIGN_OR_RETURN(const StoreRows rows, Open(tensor, piece, &loss, &scheme));
     AWQD_RETURN_IF_ERROR(CopyRows(tensor, rows));
     if (piece.linear != nullptr) {
       before = piece.linear->bytes;
@@ -479,17 +453,18 @@ class Writer {
     }
     const bool changed =
         piece.dense == nullptr ? !tensor.exact : piece.dense->info->dtype != tensor.type->name;
-    if (rounded_ && !path.empty() && (changed || replaced_.paths.contains(path))) {
-      rounded_(path, tensor.row_elements(), tensor.row_count(), tensor.type->name, loss);
+    if (rounded_ != nullptr && !path.empty() && (changed || replaced_.paths.contains(path))) {
+      rounded_->push_back({path, std::string(tensor.type->name), tensor.row_elements(),
+                           tensor.row_count(), loss.norms, loss.largest});
     }
     progress_(done_ += before, source_.tensors().total_bytes());
     return absl::OkStatus();
   }
 
-  absl::StatusOr<WriteRows> Open(const GgufTensor& tensor, const Piece& piece, Difference* loss,
+  absl::StatusOr<StoreRows> Open(const GgufTensor& tensor, const Piece& piece, Difference* loss,
                                  std::string* scheme) {
     const int64_t k = tensor.row_elements();
-    const auto encoder = std::make_shared<RowEncoder>(tensor, rounded_ ? loss : nullptr);
+    const auto encoder = std::make_shared<RowEncoder>(tensor, rounded_ != nullptr ? loss : nullptr);
     const std::string path = piece.linear != nullptr ? piece.path : source_.DensePath(piece.path);
     if (!path.empty() && replaced_.paths.contains(path)) {
       AWQD_ASSIGN_OR_RETURN(ReadRows read, replaced_.open(path));
@@ -505,12 +480,12 @@ class Writer {
     if (place.info->dtype != tensor.type->name) {
       return EncodedRows(RowsOfTensor(place, k), encoder, k);
     }
-    return WriteRows([place, bytes = tensor.row_bytes()](int64_t begin, int64_t end, uint8_t* to) {
+    return StoreRows([place, bytes = tensor.row_bytes()](int64_t begin, int64_t end, uint8_t* to) {
       return ReadPart(place, begin * bytes, {to, static_cast<size_t>((end - begin) * bytes)});
     });
   }
 
-  static absl::Status FillHalves(const WriteRows& rows, int64_t begin, int64_t end, int64_t bytes,
+  static absl::Status FillHalves(const StoreRows& rows, int64_t begin, int64_t end, int64_t bytes,
                                  uint8_t* to) {
     constexpr int64_t kLeast = 256 << 10;  // bytes for a thread of its own
     return RunHalves(begin, end, 8, CeilDiv(kLeast, bytes), [&](int64_t from, int64_t until) {
@@ -518,7 +493,7 @@ class Writer {
     });
   }
 
-  absl::Status CopyRows(const GgufTensor& tensor, const WriteRows& rows) {
+  absl::Status CopyRows(const GgufTensor& tensor, const StoreRows& rows) {
     const RowOrder& order = tensor.rows;
     const int64_t count = tensor.row_count(), bytes = tensor.row_bytes();
     const int64_t unit = std::max<int64_t>(8, order.Unit(count));
@@ -547,7 +522,7 @@ class Writer {
   const GgufPlan& plan_;
   const Replacement& replaced_;
   client::OutputFile* const file_;
-  const OnRounded& rounded_;
+  std::vector<QuantizedLinear>* const rounded_;
   const Progress& progress_;
   Conversion* const report_;
   std::optional<ReadAhead> weights_;
@@ -656,6 +631,30 @@ absl::StatusOr<Elements> DenseSlice(const Model& model, const GgufTensor& tensor
 
 bool IsGgufName(absl::string_view path) { return absl::EndsWith(path, ".gguf"); }
 
+absl::Status StoreAs(const model::GgufType& type, const float* from, int64_t first, int64_t rows,
+                     int64_t k, bool finite, uint8_t* to, Difference* loss) {
+  const bool blocks = IsBlockType(type.name);
+  const DType dtype = FloatTypeNamed(type.name);
+  std::vector<float> stored(loss != nullptr ? k : 0);
+  for (int64_t row = 0; row < rows; ++row, from += k, to += k / type.elements * type.bytes) {
+    bool good = blocks ? QuantizeBlocks(type.name, from, k, to) : StoreFloats(from, k, dtype, to);
+    if (good && loss != nullptr) {
+      if (blocks) {
+        DecodeBlocks(type.name == "Q8_0", to, k, stored.data());
+      } else {
+        for (int64_t i = 0; i < k; ++i) stored[i] = LoadElement(to, dtype, i);
+      }
+      loss->AddNorms(stored.data(), from, k);
+      good = !finite || std::isfinite(loss->norms.b);
+    }
+    if (good) continue;
+    return BadValue(
+        "elements", absl::StrCat("one in row ", first + row, " that is not finite, or too large"),
+        absl::StrCat(finite ? "finite " : "", "numbers within the range of ", type.name));
+  }
+  return absl::OkStatus();
+}
+
 int64_t GgufTensor::row_count() const {
   return shape.size() < 2 ? Product(shape)
                           : Product(absl::MakeConstSpan(shape).first(shape.size() - 1));
@@ -677,8 +676,8 @@ absl::StatusOr<GgufPlan> PlanGguf(const Model& source, const GgufOptions& option
 }
 
 absl::Status WriteGguf(const Model& source, const GgufPlan& plan, const Replacement& replaced,
-                       const OnRounded& rounded, const Progress& progress, FolderWriter* out,
-                       Conversion* report) {
+                       std::vector<QuantizedLinear>* rounded, const Progress& progress,
+                       FolderWriter* out, Conversion* report) {
   AWQD_ASSIGN_OR_RETURN(const auto file, out->CreateFile(kGgufFile));
   report->bytes_before = source.tensors().total_bytes();
   absl::c_copy(plan.left_out, std::back_inserter(report->carried.left_out));

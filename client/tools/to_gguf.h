@@ -10,13 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "client/tools/convert.h"
 #include "client/tools/diff.h"
 #include "client/tools/elements.h"
 #include "client/tools/folder_writer.h"
 #include "client/tools/gguf_metadata.h"
 #include "client/tools/model.h"
+#include "client/tools/quantize.h"
 #include "kernels/checkpoint/containers/gguf.h"
 
 namespace awqd::tools {
@@ -25,6 +25,12 @@ namespace awqd::tools {
 inline constexpr char kGgufFile[] = "model.gguf";
 // Whether an output is a file of its own: its name ends with ".gguf".
 bool IsGgufName(absl::string_view path);
+
+// Stores rows of K numbers as a type of floats, or Q8_0 or Q4_0, and adds the difference to `loss`,
+// which may be null. INVALID_ARGUMENT naming the row, counted from `first`, of a number that the type
+// does not hold; `finite`: nor is one that is not finite before, which needs `loss`.
+absl::Status StoreAs(const model::GgufType& type, const float* from, int64_t first, int64_t rows,
+                     int64_t k, bool finite, uint8_t* to, Difference* loss);
 
 // A tensor of the file.
 struct GgufTensor {
@@ -78,13 +84,11 @@ absl::StatusOr<GgufPlan> PlanGguf(const Model& source, const GgufOptions& option
                                   const Replacement& replaced);
 
 // Writes the file, and beside it, but for a file of its own, config.json and what else RewriteFolder
-// writes. Fills in the linears and carried tensors of the report. `rounded` is called for each
-// linear that is rounded, with the difference that this made; it may be null.
-using OnRounded = std::function<void(const std::string& path, int64_t k, int64_t n,
-                                     absl::string_view type, const Difference& loss)>;
+// writes. Fills in the linears and carried tensors of the report. `rounded`, which may be null, gets
+// each linear that is rounded, with the difference that this made.
 absl::Status WriteGguf(const Model& source, const GgufPlan& plan, const Replacement& replaced,
-                       const OnRounded& rounded, const Progress& progress, FolderWriter* out,
-                       Conversion* report);
+                       std::vector<QuantizedLinear>* rounded, const Progress& progress,
+                       FolderWriter* out, Conversion* report);
 
 // Reads `written` back, and compares every element with the source's as Verify does: exactly; or
 // with its one rounding; or, of Q8_0 and Q4_0 that are rounded to, within the error that their

@@ -18,7 +18,6 @@
 #include <future>
 #include <limits>
 #include <optional>
-#include <string>
 #include <thread>
 
 #include "absl/algorithm/container.h"

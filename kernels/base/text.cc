@@ -2,7 +2,6 @@
 #include "kernels/base/text.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
 
 #include "absl/strings/escaping.h"

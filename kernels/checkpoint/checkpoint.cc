@@ -13,9 +13,6 @@
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/comfy_layers.h"
 #include "kernels/checkpoint/containers/gguf.h"
-#include "kernels/checkpoint/folder_snapshot.h"
-#include "kernels/checkpoint/quant_settings.h"
-#include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {
 namespace {

@@ -17,7 +17,6 @@
 #include "kernels/checkpoint/containers/safetensors.h"
 #include "kernels/checkpoint/containers/shard_index.h"
 #include "kernels/checkpoint/quant_settings.h"
-#include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {
 namespace {

@@ -1,8 +1,8 @@
 // Collecting the settings of layers, and what has none.
 #include "kernels/checkpoint/comfy_layers.h"
 
+#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"

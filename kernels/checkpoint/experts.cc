@@ -1,10 +1,6 @@
 // Parsing and making the paths of experts; slicing tensors that hold all of them.
 #include "kernels/checkpoint/experts.h"
 
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

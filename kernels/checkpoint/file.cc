@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"

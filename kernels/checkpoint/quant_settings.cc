@@ -2,7 +2,6 @@
 #include "kernels/checkpoint/quant_settings.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -17,6 +17,8 @@ absl::Span<const KernelRow* const> CpuKernels() {
     &kCpuPlainMatmul,
     &kCpuVectorsDequantize,
     &kCpuVectorsMatmul,
+    &kCpuTrellisDequantize,
+    &kCpuTrellisMatmul,
     &kCpuQmatmulA8,
     &kCpuQmatmulA8Scaled,
     &kCpuReferenceDequantize,

@@ -18,6 +18,8 @@ extern const KernelRow kCpuPlainDequantize;    // cpu/plain_dequantize
 extern const KernelRow kCpuPlainMatmul;        // cpu/plain_matmul
 extern const KernelRow kCpuVectorsDequantize;  // cpu/vectors_dequantize
 extern const KernelRow kCpuVectorsMatmul;      // cpu/vectors_matmul
+extern const KernelRow kCpuTrellisDequantize;  // cpu/trellis_dequantize
+extern const KernelRow kCpuTrellisMatmul;      // cpu/trellis_matmul
 
 namespace cpu {
 

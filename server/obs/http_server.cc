@@ -56,10 +56,7 @@ class HttpConnections {
 
   // Adds a connection that was accepted as `fd`. The entry lives until RemoveConnection.
   Entry* AddConnection(int fd) {
-    sockaddr_storage address = {};
-    socklen_t size = sizeof(address);
-    getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
-    std::string peer = Origin(fd, address);
+    std::string peer = Origin(fd);
     MutexLock lock(&mu_);
     const std::map<std::string, int> open = CountByPeer();
     const auto mine = open.find(peer);

@@ -42,6 +42,13 @@ std::string Origin(int fd, const sockaddr_storage& peer) {
   return absl::StrCat("user ", user.uid);
 }
 
+std::string Origin(int fd) {
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  const bool there = getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0;
+  return there ? Origin(fd, peer) : "";
+}
+
 std::string PeerHost(absl::string_view peer) {
   if (absl::StartsWith(peer, "unix")) return "unix";
   const absl::string_view host = peer.substr(0, peer.rfind(':'));

@@ -32,9 +32,7 @@ constexpr std::chrono::seconds kFirstPenalty(1), kLongestPenalty(8), kForgetPena
 constexpr std::chrono::milliseconds kPause(100);
 
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-constexpr size_t kFrameHeader = 9;
 constexpr uint8_t kSettings = 4;
-constexpr size_t kLargestFrame = 16384;  // that a peer may send unasked: RFC 9113, section 4.2
 
 int64_t LimitToDescriptors(int64_t connections) {
   rlimit limit = {};
@@ -201,10 +199,8 @@ bool Acceptor::HandleAcceptError(const Listener& listener, int error) {
 }
 
 void Acceptor::Admit(const Listener& listener, UniqueFd fd) {
-  sockaddr_storage peer = {};
-  socklen_t size = sizeof(peer);
-  if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
-  const std::string origin = obs::Origin(fd.get(), peer);
+  const std::string origin = obs::Origin(fd.get());
+  if (origin.empty()) return;  // gone
   if (HasPenalty(origin)) {
     ++counts_.penalized;
     return;
@@ -255,13 +251,10 @@ bool Acceptor::CheckProtocol(const Listener& listener, int fd) {
   const bool tls = first == kTlsHandshake;
   if (tls == listener.tls) return true;
   ++(tls ? counts_.tls : counts_.plaintext);
-  sockaddr_storage peer = {};
-  socklen_t size = sizeof(peer);
-  getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size);
   obs::LogRarely(obs::LogLevel::kWarning,
                  tls ? "connection refused: TLS on a port that speaks plaintext"
                      : "connection refused: plaintext on a port that speaks TLS",
-                 {{"peer", obs::Origin(fd, peer)}});
+                 {{"peer", obs::Origin(fd)}});
   // gRPC's answer to TLS tells the client that it is no TLS.
   if (!tls) AnswerPlaintext(fd);
   return tls;

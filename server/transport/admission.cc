@@ -2,7 +2,6 @@
 #include "server/transport/admission.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

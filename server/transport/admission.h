@@ -32,8 +32,7 @@
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/limits.h"
-#include "server/transport/transit_times.h"
-#include "server/transport/write_timeout.h"
+#include "server/transport/slow_clients.h"
 
 namespace awqd::transport {
 

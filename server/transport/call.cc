@@ -1,11 +1,12 @@
 // The life of a call: requested, arrived, admitted, handled, finished, gone.
 #include "server/transport/call.h"
 
+#include <chrono>
+
 #include "absl/time/clock.h"
 #include "grpc/support/time.h"
 #include "kernels/base/out_of_memory.h"
 #include "server/obs/logging.h"
-#include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
 
 namespace awqd::transport {

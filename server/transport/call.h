@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,7 +28,7 @@
 #include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/limits.h"
-#include "server/transport/write_timeout.h"
+#include "server/transport/slow_clients.h"
 
 namespace awqd::transport {
 

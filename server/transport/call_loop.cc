@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"

@@ -1,11 +1,10 @@
 // Reads gRPC's messages, and follows its handshakes by them.
 #include "server/transport/grpc_log.h"
 
-#include <sys/socket.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -163,13 +162,7 @@ void PrepareGrpcLog() { RedirectGrpcLog(); }
 
 int64_t FailedHandshakes() { return g_failed_handshakes; }
 
-HandshakePeer::HandshakePeer(int fd) {
-  sockaddr_storage peer = {};
-  socklen_t size = sizeof(peer);
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0) {
-    t_peer = obs::Origin(fd, peer);
-  }
-}
+HandshakePeer::HandshakePeer(int fd) { t_peer = obs::Origin(fd); }
 
 HandshakePeer::~HandshakePeer() { t_peer.clear(); }
 

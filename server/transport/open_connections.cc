@@ -25,9 +25,7 @@ namespace {
 // Checking 4096 connections takes 1 ms, and each connection past a limit asks for it.
 constexpr absl::Duration kBetweenSweeps = absl::Milliseconds(20);
 
-// RFC 9113, sections 4.1 and 6.
-constexpr size_t kFrameHeader = 9;
-constexpr size_t kLargestFrame = 16384;
+// RFC 9113, section 6.
 constexpr uint8_t kHeaders = 1, kLastKind = 9;
 constexpr uint8_t kHeadersFlags = 0x2d;
 

@@ -23,6 +23,10 @@
 
 namespace awqd::transport {
 
+// Bytes of HTTP/2's frames: RFC 9113, sections 4.1 and 4.2.
+inline constexpr size_t kFrameHeader = 9;
+inline constexpr size_t kLargestFrame = 16384;  // that a peer may send unasked
+
 // The number that the kernel gives to this socket and to no other; 0 when `fd` is no socket.
 uint64_t SocketCookie(int fd);
 

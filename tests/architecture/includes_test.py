@@ -29,7 +29,7 @@ FAMILIES = [
 
 BASE = ["kernels/base/"]
 GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h",
-                 "kernels/exact.h"]
+                 "kernels/exact.h", "kernels/lending/arena.h"]
 # A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
 ROW = GROUND + ["kernels/layouts/", "kernels/registry.h", "kernels/steps.h", "kernels/kv4"]
 FACE = GROUND + ["kernels/registry.h", "kernels/plan/plan.h", "kernels/layouts/layout.h", "kernels/kernels.h",
@@ -50,6 +50,7 @@ ROOMS = [
     ("kernels/registry.", GROUND + ["kernels/layouts/layout.h"], ["absl"]),
     ("kernels/formats/", GROUND, ["absl", "json"]),
     ("kernels/layouts/", GROUND, ["absl"]),
+    ("kernels/lending/", GROUND + ["kernels/layouts/layout.h"], ["absl"]),
     ("kernels/backends.", FACE + ["kernels/steps.h"], ["absl"]),
     ("kernels/kernels.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
     ("kernels/prepare.", FACE, ["absl"]),
@@ -59,7 +60,7 @@ ROOMS = [
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("kernels/checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
-    ("kernels/library/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/"], ["absl"]),
+    ("kernels/library/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/", "kernels/lending/"], ["absl"]),
     ("client/command_line/", [], ["absl", "cli"]),
     ("client/tools/", GROUND + ["client/files/output_file.h", "kernels/checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
@@ -73,7 +74,9 @@ ROOMS = [
     ("server/ring/", BASE + ["awqd/ring/", "server/obs/", "server/security/", "server/transport/"], ["absl"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "kernels/checkpoint/file.h", "server/engine/", "server/model/", "server/obs/",
                        "server/repository/model_folders.h"], ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/ring/", "server/wire/", "server/engine/",
+    ("server/lending/", GROUND + ["kernels/lending/", "server/model/", "server/obs/", "server/repository/", "server/security/",
+                                  "server/transport/listening.h"], ["absl"]),
+    ("server/services/", FACE + ["server/lending/", "kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/ring/", "server/wire/", "server/engine/",
                                  "server/model/", "server/repository/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "client/command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "cli", "json", "toml"]),

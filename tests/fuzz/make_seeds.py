@@ -58,6 +58,7 @@ FORMATS = {
     "fp-quant": (["forward_dtype"],
                  ["qweight", "scales", "weight_global_scale", "forward_hadamard_matrix", "bias", "act_global_scale",
                   "backward_hadamard_matrix"]),
+    "exl3": ([], ["trellis", "suh", "svh", "su", "sv", "mcg", "mul1", "bias"]),
     "mlx": (["mode", "bits", "group_size", "global_scale"], ["weight", "scales", "biases", "global_scale", "bias"]),
     "comfy": (["format", "scaled", "convrot", "convrot_groupsize", "group_size"],
               ["weight", "weight_scale", "weight_scale_2", "scale_weight", "weight_s_rel", "weight_s_channel",

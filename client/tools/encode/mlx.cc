@@ -1,10 +1,8 @@
 // Target "mlx": MLX's affine codes, mxfp4, nvfp4 and mxfp8; what none of them holds is a dense tensor.
 // kernels/formats/mlx.cc describes the tensors. Target "gguf" stands here too: its tensors are those
 // of a file as a whole (to_gguf.h).
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -12,7 +10,6 @@
 #include "absl/algorithm/container.h"
 #include "client/tools/elements.h"
 #include "client/tools/encode/target.h"
-#include "kernels/base/math.h"
 #include "kernels/formats/codes.h"
 
 namespace awqd::tools {
@@ -74,9 +71,7 @@ bool EncodeFloats(const HostWeight& weight, EncodedLinear* out) {
   out->tensors.push_back(MadeTensor("scales", "U8", {weight.n, weight.groups()},
                                     Transposed(weight.scales, weight.groups(), weight.n, 1)));
   if (global_scale) {
-    std::vector<uint8_t> bytes(sizeof(float));
-    std::memcpy(bytes.data(), &*global_scale, sizeof(float));
-    out->tensors.push_back(MadeTensor("global_scale", "F32", {1}, std::move(bytes)));
+    out->tensors.push_back(RoundedTensor("global_scale", "F32", {1}, {*global_scale}));
   }
   out->facts.mode = mode->name;
   out->facts.global_scale = global_scale.has_value();
@@ -92,8 +87,7 @@ std::optional<Affine> AffineOf(const HostWeight& weight, int64_t group, int64_t 
   const QuantizationScheme& d = weight.scheme;
   const float scale = d.scale_dtype ? weight.Scale(group, col) : weight.Outer(col);
   if (d.zero_kind == ZeroKind::kRealAfter) return Affine{scale, -weight.RealZero(group, col)};
-  const float zero =
-      d.real_zeros() ? weight.RealZero(group, col) : static_cast<float>(weight.Zero(group, col));
+  const float zero = ZeroOf(weight, group, col);
   const auto exact = [](double value) {
     return std::isfinite(value) && static_cast<double>(static_cast<float>(value)) == value;
   };

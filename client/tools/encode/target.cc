@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
+#include <memory>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -112,13 +112,11 @@ absl::Status NormaliseZeros(const HostWeight& weight, const Limits& limits, Quan
     if (limits.real_zeros || IsCode(static_cast<float>(d->zero), bits)) return absl::OkStatus();
     return BadValue("zero", d->zero, absl::StrCat("0 to ", (1 << bits) - 1));
   }
-  const bool real = d->real_zeros();
   std::vector<uint8_t> integers;
   integers.reserve(weight.groups() * weight.n);
   std::string misfit;
   ForEachCell(weight, [&](int64_t group, int64_t col) {
-    const float zero =
-        real ? weight.RealZero(group, col) : static_cast<float>(weight.Zero(group, col));
+    const float zero = ZeroOf(weight, group, col);
     if (misfit.empty() && !IsCode(zero, bits)) {
       misfit = absl::StrCat(zero, " at [", group, ", ", col, "]");
     }
@@ -187,19 +185,6 @@ absl::Status NormaliseScales(const HostWeight& weight, const Limits& limits, Qua
                                " holds exactly"));
 }
 
-// The tensor "bias" [N], or nothing without one.
-std::vector<NewTensor> BiasOf(const HostWeight& weight, const EncodeOptions& options) {
-  std::vector<NewTensor> out;
-  if (weight.bias.empty()) return out;
-  const DType type = FloatTypeNamed(options.bias_dtype);
-  std::vector<uint8_t> bytes(weight.n * SizeOf(type));
-  for (int64_t i = 0; i < weight.n; ++i) {
-    StoreRounded(weight.bias[i], type, bytes.data() + i * SizeOf(type));
-  }
-  out.push_back(MadeTensor("bias", options.bias_dtype, {weight.n}, std::move(bytes)));
-  return out;
-}
-
 }  // namespace
 
 absl::Status Normalise(const Limits& limits, HostWeight* weight) {
@@ -238,6 +223,29 @@ NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> s
 
 NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<uint32_t> words) {
   return Held(std::move(name), "I32", std::move(shape), std::move(words));
+}
+
+NewTensor RoundedTensor(std::string name, const std::string& dtype, std::vector<int64_t> shape,
+                        absl::Span<const float> values) {
+  const DType type = FloatTypeNamed(dtype);
+  std::vector<uint8_t> bytes(values.size() * SizeOf(type));
+  for (size_t i = 0; i < values.size(); ++i) {
+    StoreRounded(values[i], type, bytes.data() + i * SizeOf(type));
+  }
+  return MadeTensor(std::move(name), dtype, std::move(shape), std::move(bytes));
+}
+
+NewTensor DenseTensor(const std::string& dtype, int64_t n, int64_t k, StoreRows store) {
+  const int64_t row_bytes = k * SizeOf(FloatTypeNamed(dtype));
+  return {.name = "weight",
+          .dtype = dtype,
+          .shape = {n, k},
+          .bytes = n * row_bytes,
+          .unit = row_bytes,
+          .read = [store = std::move(store), row_bytes](int64_t at, absl::Span<uint8_t> to) {
+            const auto rows = static_cast<int64_t>(to.size()) / row_bytes;
+            return store(at / row_bytes, at / row_bytes + rows, to.data());
+          }};
 }
 
 LinearFacts FactsOf(const HostWeight& weight) {
@@ -350,7 +358,10 @@ void SetQuantizer(const FolderFacts& facts, nlohmann::ordered_json* settings) {
 absl::StatusOr<EncodedLinear> Target::Encode(HostWeight weight,
                                              const EncodeOptions& options) const {
   if (!limits.widths.empty()) AWQD_RETURN_IF_ERROR(Normalise(limits, &weight));
-  EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
+  EncodedLinear out = {.facts = FactsOf(weight)};
+  if (!weight.bias.empty()) {
+    out.tensors.push_back(RoundedTensor("bias", options.bias_dtype, {weight.n}, weight.bias));
+  }
   AWQD_RETURN_IF_ERROR(encode(std::move(weight), options, &out));
   return out;
 }

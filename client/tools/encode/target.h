@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -35,6 +34,14 @@ NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> s
 
 // The same, I32, of words.
 NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<uint32_t> words);
+
+// Numbers, each rounded once to a type of FloatTypeNamed.
+NewTensor RoundedTensor(std::string name, const std::string& dtype, std::vector<int64_t> shape,
+                        absl::Span<const float> values);
+
+// The tensor "weight" [N, K] of such a type, whose rows `store` writes. Thread-safe if that is.
+using StoreRows = std::function<absl::Status(int64_t begin, int64_t end, uint8_t* to)>;
+NewTensor DenseTensor(const std::string& dtype, int64_t n, int64_t k, StoreRows store);
 
 // The facts of a linear that the settings of a folder state.
 struct LinearFacts {

@@ -69,16 +69,16 @@ absl::StatusOr<nlohmann::ordered_json> AwqSettings(const FolderFacts& facts) {
   return out;
 }
 
-// --- gemlite: scales that multiply. kernels/formats/gemlite.cc describes the tensors ---
-
-constexpr int kGemliteHolds[] = {1, 2, 3, 4, 8};
-constexpr int kGemliteWidths[] = {2, 3, 4, 8};  // that are quantised to
-
-// One number for all, one for each column, or one for each group of a column.
+// The shape of one number for each column, or for each group of a column.
 std::vector<int64_t> CellShape(const HostWeight& weight) {
   return weight.groups() == 1 ? std::vector<int64_t>{weight.n}
                               : std::vector<int64_t>{weight.groups(), weight.n};
 }
+
+// --- gemlite: scales that multiply. kernels/formats/gemlite.cc describes the tensors ---
+
+constexpr int kGemliteHolds[] = {1, 2, 3, 4, 8};
+constexpr int kGemliteWidths[] = {2, 3, 4, 8};  // that are quantised to
 
 // Codes of a row of W_q fill whole words, and its words may have a dimension of their own only
 // where all of them together are a multiple of 32.
@@ -147,13 +147,10 @@ constexpr int kFtWidths[] = {4, 8};
 
 absl::Status EncodeFt(HostWeight weight, const EncodeOptions&, EncodedLinear* out) {
   AWQD_ASSIGN_OR_RETURN(FasterTransformerWeight made, ToFasterTransformer(weight));
-  const int64_t k = weight.k, n = weight.n, groups = weight.groups();
   out->tensors.push_back(
-      MadeTensor("weight", "I8", {k, n * made.bits / 8}, std::move(made.weight)));
-  out->tensors.push_back(
-      MadeTensor("weight_scale", TypeName(made.scale_dtype),
-                 groups == 1 ? std::vector<int64_t>{n} : std::vector<int64_t>{groups, n},
-                 std::move(made.scales)));
+      MadeTensor("weight", "I8", {weight.k, weight.n * made.bits / 8}, std::move(made.weight)));
+  out->tensors.push_back(MadeTensor("weight_scale", TypeName(made.scale_dtype), CellShape(weight),
+                                    std::move(made.scales)));
   return absl::OkStatus();
 }
 
@@ -175,18 +172,11 @@ absl::StatusOr<nlohmann::ordered_json> FtSettings(const FolderFacts& facts) {
 absl::Status EncodeDense(HostWeight given, const EncodeOptions& options, EncodedLinear* out) {
   const DType type = FloatTypeNamed(options.dtype);
   const auto weight = std::make_shared<const HostWeight>(std::move(given));
-  const int64_t row_bytes = weight->k * SizeOf(type);
   out->facts.dense = true;
-  out->tensors.push_back({.name = "weight",
-                          .dtype = options.dtype,
-                          .shape = {weight->n, weight->k},
-                          .bytes = weight->n * row_bytes,
-                          .unit = row_bytes,
-                          .read = [weight, type, row_bytes](int64_t at, absl::Span<uint8_t> to) {
-                            const auto rows = static_cast<int64_t>(to.size()) / row_bytes;
-                            const int64_t begin = at / row_bytes;
-                            return FillRows(*weight, type, begin, begin + rows, to.data());
-                          }});
+  out->tensors.push_back(DenseTensor(options.dtype, weight->n, weight->k,
+                                     [weight, type](int64_t begin, int64_t end, uint8_t* to) {
+                                       return FillRows(*weight, type, begin, end, to);
+                                     }));
   return absl::OkStatus();
 }
 

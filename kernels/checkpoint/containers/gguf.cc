@@ -2,7 +2,6 @@
 #include "kernels/checkpoint/containers/gguf.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>

@@ -2,8 +2,6 @@
 #include "kernels/checkpoint/containers/json.h"
 
 #include <cstddef>
-#include <iterator>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"

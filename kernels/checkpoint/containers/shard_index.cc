@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
-#include <utility>
 
 #include "absl/hash/hash.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/containers/json.h"
 #include "kernels/checkpoint/containers/safetensors.h"

@@ -3,7 +3,6 @@
 #include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/kv4_body.h"
 #include "kernels/cpu/bodies/product_body.h"
-#include "kernels/cpu/bodies/vector_body.h"
 
 namespace awqd::cpu {
 

@@ -6,6 +6,8 @@
 // once. Work split: a task is one block of rows by up to 256 columns.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/cpu/bodies/codes.h"
 
 namespace awqd::cpu {

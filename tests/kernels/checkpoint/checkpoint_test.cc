@@ -207,7 +207,6 @@ TEST_F(CheckpointTest, FamiliesWithoutSettingsAreNamed) {
     if (config) directory_.Write("m/config.json", "{}");
     for (const auto& [marker, family] : {std::pair{"scaled_fp8", "ComfyUI"},
                                          {"l.up.scale_weight", "ComfyUI"},
-                                         {"l.up.trellis", "ExLlamaV3"},
                                          {"l.up.Qidxs", "QuIP#"}}) {
       TestTensors tensors = linear_;
       tensors[marker] = {"U8", {2}, "{}"};
@@ -216,6 +215,7 @@ TEST_F(CheckpointTest, FamiliesWithoutSettingsAreNamed) {
              absl::StrCat("tensor \"", marker, "\" marks a quantisation of ", family));
     }
     for (const auto& [marker, family] : {std::pair{"l.up.qweight", "AWQ, GPTQ or AutoRound"},
+                                         {"l.up.trellis", "ExLlamaV3"},
                                          {"l.up.weight._data", "Optimum Quanto"},
                                          {"l.up.weight._data._data", "Optimum Quanto"},
                                          {"l.up._weight_qdata", "PyTorch's torchao"}}) {

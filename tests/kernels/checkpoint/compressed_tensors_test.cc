@@ -206,16 +206,15 @@ TEST_F(CompressedTensorsTest, GroupsThatOverlap) {
 
 // One that is not read takes its linears with it, and no others.
 TEST_F(CompressedTensorsTest, AGroupThatIsNotRead) {
-  constexpr absl::string_view kMxfp8 =
-      R"("weights": {"num_bits": 8, "type": "float", "group_size": 32},
-         "format": "mxfp8-quantized")";
+  constexpr absl::string_view kOther =
+      R"("weights": {"num_bits": 4, "group_size": 128}, "format": "marlin-24")";
   const auto checkpoint = Open(Merge(Fp8("l.1.down"), Nvfp4("l.5.down")),
-                               Config({{"re:.*1.*", kMxfp8}, {"Linear", kNvfp4}}));
+                               Config({{"re:.*1.*", kOther}, {"Linear", kNvfp4}}));
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_THAT(Read(*checkpoint),
               ElementsAre(Pair("l.5.down", "nvfp4-pack-quantized e2m1g16+e4m3*t")));
   EXPECT_TRUE(absl::IsUnimplemented(FirstReason(checkpoint)));
-  EXPECT_THAT(FirstReason(checkpoint).ToString(), HasSubstr("\"mxfp8-quantized\""));
+  EXPECT_THAT(FirstReason(checkpoint).ToString(), HasSubstr("\"marlin-24\""));
 }
 
 TEST_F(CompressedTensorsTest, EmbeddingsHaveAGroupOfTheirOwn) {

@@ -1,12 +1,11 @@
 // A Hub cache's names and revisions, and folders that are roots of their own.
-#include "kernels/checkpoint/hub_cache.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <string>
 
+#include "kernels/checkpoint/model_folder.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::model {

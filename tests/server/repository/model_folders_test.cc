@@ -305,11 +305,11 @@ TEST_F(ModelFoldersTest, FoldersThatAreNoModelsAreOneWarningEach) {
 // A load tells what a file without settings is; a list does not read it.
 TEST_F(ModelFoldersTest, AFileWithoutSettingsIsNamedByItsFamily) {
   directory_.Write("repository/one.safetensors",
-                   awqd::testing::SafetensorsOf({{"l.up.trellis", {"I8", {1, 2}, "ab"}}}));
+                   awqd::testing::SafetensorsOf({{"l.up.Qidxs", {"I8", {1, 2}, "ab"}}}));
   bool seen = true;
   const absl::Status status = Folders().Locate("one.safetensors", &seen).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("a quantisation of ExLlamaV3"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a quantisation of QuIP#"));
   EXPECT_FALSE(seen);
   EXPECT_EQ(Folders().Locate("one.safetensors").status().code(), kNotFound);
   EXPECT_THAT(*Folders().ListModels(), IsEmpty());

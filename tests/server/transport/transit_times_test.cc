@@ -1,9 +1,8 @@
 // TransitTimes: what is expected of a call that enters, from those that left.
-#include "server/transport/transit_times.h"
-
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/transport/slow_clients.h"
 
 namespace awqd::transport {
 namespace {

@@ -1,11 +1,10 @@
 // WriteTimeout: which writes are late, and which are not.
-#include "server/transport/write_timeout.h"
-
 #include <atomic>
 #include <deque>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "server/transport/slow_clients.h"
 #include "tests/testing/eventually.h"
 
 namespace awqd::transport {
