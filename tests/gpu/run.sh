@@ -258,6 +258,7 @@ formats_match() {
     name=${golden##*/} format=$(basename "$(dirname "$(dirname "$x")")")
     model=$format.${name%%.*} weight=${name#*.}
     weight=${weight#gguf.}  # of a model that is one file, "super-blocks.gguf"
+    [[ $weight != safetensors.* ]] || model+=.safetensors weight=${weight#safetensors.}
     for path in fused dequantize; do
       "$bin/awqctl" --address "$1" matmul "$model" "$weight" "$x" --path "$path" -o "$out/y.npy" &&
         "$bin/awqctl" compare "$out/y.npy" "$golden.matmul.npy" --max_relative_error 1e-3 || return 1
@@ -347,6 +348,7 @@ write_models() {
     name=$(basename "$(dirname "$demo")").$(basename "$demo")
     [[ $name == awq.* || $name == lora.* || -e $models/$name ]] || cp -r "$demo" "$models/$name"  # two files: parts of one
   done
+  for demo in "$root"/tests/data/comfy/*.safetensors; do cp "$demo" "$models/comfy.${demo##*/}"; done
   for demo in "$root"/tests/data/*/*.gguf; do  # a file that is a model by itself
     name=$(basename "$(dirname "$demo")").$(basename "$demo" .gguf)
     mkdir -p "$models/$name" && cp "$demo" "$models/$name/"

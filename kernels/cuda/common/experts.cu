@@ -134,13 +134,15 @@ __device__ __forceinline__ void Combined(const CombineArgs& a, int64_t row, int6
                                          float (&sums)[kWide]) {
 #pragma unroll 4
   for (int64_t j = row * a.terms; j < (row + 1) * a.terms; ++j) {
-    if (a.rows[j] < 0) continue;
+    // A row that is left out is loaded too, as row 0: else each load would wait for the one before.
+    const int64_t from = a.rows[j];
     float values[kWide];
-    LoadWide<kIn>(a.in, a.rows[j] * a.cols + col, values);
+    LoadWide<kIn>(a.in, max(from, int64_t{0}) * a.cols + col, values);
 #pragma unroll
     for (int e = 0; e < kWide; ++e) {
       const float term = a.weights == nullptr ? values[e] : __fmul_rn(a.weights[j], values[e]);
-      sums[e] = j == row * a.terms ? term : __fadd_rn(sums[e], term);  // 0 + -0 would be +0
+      const float sum = j == row * a.terms ? term : __fadd_rn(sums[e], term);  // 0 + -0 would be +0
+      sums[e] = from < 0 ? sums[e] : sum;
     }
   }
   if (a.added == nullptr) return;
