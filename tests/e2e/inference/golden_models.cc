@@ -194,8 +194,8 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
                                                    "convrot_groupsize"};
     static const std::vector<std::string> of_quark = {"pack_method", "qscheme", "scale_dtype",
                                                       "scale_format", "stage_dtype"};
-    const auto has = [&](const std::vector<std::string>& names) {
-      return std::find(names.begin(), names.end(), name) != names.end();
+    const auto has = [&setting = name](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), setting) != names.end();
     };
     if (value.is_null() || !(has(known) || (golden.format == "quark" && has(of_quark)))) continue;
     // A group longer than K is all of K, which a request writes as -1.
