@@ -83,6 +83,8 @@ class LeaseTest : public ::testing::Test {
     stopping_ = true;
     shutdown(listening_.get(), SHUT_RDWR);
     thread_.join();
+    own_.clear();
+    arena_ = nullptr;
     awqd_device_close(device_);
     std::filesystem::remove(path_);
   }
