@@ -35,18 +35,10 @@ bool IsPlain(absl::string_view text) {
   });
 }
 
-constexpr absl::string_view kInputs[] = {"x",
-                                         "bias",
-                                         "activation_scales",
-                                         "down_activation_scales",
-                                         "ids",
-                                         "router_weights",
-                                         "router_logits",
-                                         "correction_bias",
-                                         "gate_bias",
-                                         "up_bias",
-                                         "down_bias",
-                                         "shared_expert_gate"};
+constexpr absl::string_view kInputs[] = {
+    "x",         "bias",           "activation_scales", "down_activation_scales",
+    "ids",       "router_weights", "router_logits",     "correction_bias",
+    "gate_bias", "up_bias",        "down_bias",         "shared_expert_gate"};
 constexpr absl::string_view kOutputs[] = {"y", "w"};
 
 // Whether perf_analyzer calls an object so: by the name of an output of the inference protocol, or

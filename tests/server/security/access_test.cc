@@ -41,7 +41,8 @@ class AccessTest : public testing::Test {
     options_.tokens = testing::TempDir() + "/awqd_access_" + std::to_string(getpid());
     options_.model_control = ModelControl::kAdmin;
     Write(absl::StrCat(Line("ian", "infer", "i-token"), Line("rita", "read", "r-token"),
-                       Line("ada", "admin", "a-token"), Line("mia", "metrics", "m-token"), Line("bo", "attach", "b-token"),
+                       Line("ada", "admin", "a-token"), Line("mia", "metrics", "m-token"),
+                       Line("bo", "attach", "b-token"),
                        "carl infer cert:cn:carl\numa read cert:uri:spiffe://x/uma\n"));
   }
   ~AccessTest() override { std::filesystem::remove(options_.tokens); }
