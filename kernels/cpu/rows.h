@@ -41,7 +41,7 @@ Element ElementOf(DType dtype);
 float ScaleDownHugeRow(float* row, int64_t count);
 
 // Writes `rows` rows of x from `row_begin` as FP32, `stride` floats apart, with the groups padded
-// as in the layout when `padded`, else as they are. ScaleDownHugeRow's answers go to `factors`,
+// as in the layout of `weight` when `padded`, else as they are. ScaleDownHugeRow's answers go to `factors`,
 // [rows]; returns whether any is not 1.
 bool ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
                 bool padded, int64_t stride, float* out, float* factors, CpuDevice& device);

@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kTileRows = kTrellisTile, kTileColumns = kTrellisColumns;
 // Tokens of a pass, whose sums stay in the cache.
 constexpr int64_t kTokens = 64;
-constexpr int64_t kElementsPerTask = int64_t{1} << 16;
 
 // The first tile of a block of rows and columns.
 const uint8_t* TilesAt(const DeviceWeight& weight, int64_t row, int64_t col) {
@@ -111,12 +110,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   for (int64_t first = 0; first < args.x.rows; first += kTokens) {
     const int64_t count = std::min(kTokens, args.x.rows - first);
     float factors[kTokens];
-    device.pool().ForEachRow(count, k, kElementsPerTask, [&](int64_t m) {
-      bodies.to_float(
-          static_cast<const char*>(args.x.data) + (first + m) * k * SizeOf(args.x.dtype),
-          cpu::ElementOf(args.x.dtype), k, x + m * k);
-      factors[m] = cpu::ScaleDownHugeRow(x + m * k, k);
-    });
+    cpu::ExpandRows(args.x, first, count, {}, /*padded=*/false, k, x, factors, device);
     device.pool().ParallelFor(args.y.cols / kTileColumns, [&](int64_t task, int) {
       Multiply(args, bodies, x, factors, first, count, task * kTileColumns);
     });

@@ -16,8 +16,6 @@ constexpr int64_t kColumns = 16;
 constexpr int64_t kTokens = 64;
 // Products of fewer multiplications run on one thread: waking another takes as long as it saves.
 constexpr int64_t kSingle = int64_t{1} << 19;
-// Elements of x that are worth a thread.
-constexpr int64_t kElementsPerTask = int64_t{1} << 16;
 
 // Decodes blocks of one weight.
 class Blocks {
@@ -138,12 +136,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   for (int64_t first = 0; first < args.x.rows; first += kTokens) {
     const int64_t count = std::min(kTokens, args.x.rows - first);
     float factors[kTokens];
-    device.pool().ForEachRow(count, k, kElementsPerTask, [&](int64_t m) {
-      bodies.to_float(
-          static_cast<const char*>(args.x.data) + (first + m) * k * SizeOf(args.x.dtype),
-          cpu::ElementOf(args.x.dtype), k, x + m * k);
-      factors[m] = cpu::ScaleDownHugeRow(x + m * k, k);
-    });
+    cpu::ExpandRows(args.x, first, count, {}, /*padded=*/false, k, x, factors, device);
     const Pass pass = {x, factors, first, count};
     const bool single = count * k * args.y.cols < kSingle;
     ForColumns(device.pool(), 0, args.y.cols, single,

@@ -18,13 +18,13 @@ namespace {
 
 constexpr uint32_t kManifestMagic = 0x6d717761;  // "awqm"
 constexpr uint32_t kManifestVersion = 1;
-constexpr size_t kLibraryBytes = 32;
+constexpr size_t kVersionBytes = 32;
 
 // Its fields up to `layouts` keep their places in every version.
 struct Header {
   uint32_t magic;
   uint32_t version;
-  char library[kLibraryBytes];
+  char awqd_version[kVersionBytes];
   uint64_t layouts;
   int64_t model_version;
   int64_t memory_bytes;
@@ -224,19 +224,19 @@ std::string Print(const Manifest& manifest) {
   }
   Header header = {.magic = kManifestMagic,
                    .version = kManifestVersion,
-                   .library = {},
+                   .awqd_version = {},
                    .layouts = manifest.layouts,
                    .model_version = manifest.model_version,
                    .memory_bytes = manifest.memory_bytes,
                    .weights = manifest.weights.size(),
                    .text_bytes = texts.size()};
-  manifest.library.copy(header.library, kLibraryBytes - 1);
+  manifest.awqd_version.copy(header.awqd_version, kVersionBytes - 1);
   std::string out;
   Append(header, &out);
   return absl::StrCat(out, records, texts);
 }
 
-absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view library) {
+absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view awqd_version) {
   Header header;
   if (text.size() < sizeof(header)) {
     return BadValue("manifest", absl::StrCat(text.size(), " bytes"),
@@ -245,14 +245,16 @@ absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view library
   std::memcpy(&header, text.data(), sizeof(header));
   if (header.magic != kManifestMagic) return BadValue("manifest", "none of awqd's", "one");
   Manifest out;
-  out.library.assign(header.library, strnlen(header.library, kLibraryBytes));
+  out.awqd_version.assign(header.awqd_version, strnlen(header.awqd_version, kVersionBytes));
   out.layouts = header.layouts;
   const uint64_t layouts = LayoutsDigest();
-  if (header.version != kManifestVersion || out.library != library || out.layouts != layouts) {
+  if (header.version != kManifestVersion || out.awqd_version != awqd_version ||
+      out.layouts != layouts) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "lender and borrower differ: got awqd %s (manifest %d, layouts %016x), expected %s "
         "(manifest %d, layouts %016x)",
-        OneLine(out.library), header.version, out.layouts, library, kManifestVersion, layouts));
+        OneLine(out.awqd_version), header.version, out.layouts, awqd_version, kManifestVersion,
+        layouts));
   }
   out.model_version = header.model_version;
   out.memory_bytes = header.memory_bytes;

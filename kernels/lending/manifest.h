@@ -63,7 +63,7 @@ struct LentWeight {
 };
 
 struct Manifest {
-  std::string library;        // awqd's version, "0.1.0"
+  std::string awqd_version;   // "0.1.0"
   uint64_t layouts = 0;       // LayoutsDigest of the lender
   int64_t model_version = 0;  // counts the loads under the model's name
   int64_t memory_bytes = 0;   // all of it is mapped
@@ -77,9 +77,9 @@ std::string Print(const Manifest& manifest);
 
 // Reads a manifest and checks all that no device need be known for: sizes, schemes, that each weight
 // lies in the memory and none in another's. FAILED_PRECONDITION names both versions where the
-// manifest is of another library than `library`, or was made with other layouts; INVALID_ARGUMENT
+// manifest is of another version than `awqd_version`, or was made with other layouts; INVALID_ARGUMENT
 // names the weight and the field.
-absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view library);
+absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view awqd_version);
 
 // A digest of what the layouts make of sample weights of every kind of code: another one means that
 // a layout changed, or the order of a weight's parts.

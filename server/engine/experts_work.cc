@@ -465,13 +465,13 @@ bool GatedMlpWork::MayNarrow(int64_t rows) const {
   if (device.host_addressable() || device.info().batch_invariant) return false;
   if (!of_experts || rows < kNarrowRows || SizeOf(x_dtype) != 2) return false;
   const bool rounds = mlp_.of_gate.how != ActivationQuantization::kNone;
-  // Rows that read rounded numbers themselves have no factor for them.
-  if (rounds && Here(*mlp_.gate).shape.scheme.code == CodeKind::kVector) return false;
   if (rounds != (mlp_.of_down.how != ActivationQuantization::kNone)) return false;
   // The factor of narrow rows is one of sums before the bias.
   if (!gate_up_bias.empty() || !down_bias.empty()) return false;
   for (const auto* stack : {mlp_.gate.get(), mlp_.up.get(), mlp_.down.get()}) {
     if (Here(*stack).bias() != nullptr) return false;
+    // Its rows read rounded numbers in the type of x, of which FP16 may not hold the middle.
+    if (rounds && Here(*stack).shape.scheme.code == CodeKind::kVector) return false;
   }
   return true;
 }

@@ -34,7 +34,7 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 // A device's part of a model, as it is lent: the weights that it has whole.
 absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& device,
                                       const WeightArena& arena) {
-  Manifest out = {.library = AWQD_VERSION,
+  Manifest out = {.awqd_version = AWQD_VERSION,
                   .layouts = LayoutsDigest(),
                   .model_version = model.version,
                   .memory_bytes = arena.bytes()};

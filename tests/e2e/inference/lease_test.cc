@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "kernels/library/awqd.h"
 #include "tests/e2e/server_test.h"
+#include "tests/testing/borrower.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
@@ -31,36 +31,13 @@ using testing::HasSubstr;
 
 constexpr int64_t kK = 256, kN = 512;
 
-// Addresses at which a process has mapped memory of lent weights.
-std::vector<uintptr_t> FindMappings(pid_t pid) {
-  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
-  std::vector<uintptr_t> out;
-  for (std::string line; std::getline(maps, line);) {
-    if (!absl::StrContains(line, "awqd-weights")) continue;
-    out.push_back(std::strtoull(line.c_str(), nullptr, 16));
-  }
-  return out;
-}
+using testing::FindMappings;
 
 // A leased weight "layer".
-class Borrower {
+class Borrower : public testing::Borrower {
  public:
-  explicit Borrower(const std::string& path, const char* token = nullptr, const char* model = "m") {
-    EXPECT_EQ(awqd_device_open("cpu", nullptr, &device_), AWQD_OK) << awqd_error_message();
-    code_ = awqd_lease_open(device_, path.c_str(), model, token, &lease_);
-    error_ = code_ == AWQD_OK ? "" : awqd_error_message();
-    if (code_ != AWQD_OK) return;
-    EXPECT_EQ(awqd_lease_weight(lease_, "layer", &weight_), AWQD_OK) << awqd_error_message();
-  }
-  ~Borrower() {
-    awqd_weight_free(weight_);
-    awqd_lease_close(lease_);
-    awqd_device_close(device_);
-  }
-
-  int code() const { return code_; }
-  const std::string& error() const { return error_; }
-  int64_t version() const { return awqd_lease_model_version(lease_); }
+  explicit Borrower(const std::string& path, const char* token = nullptr, const char* model = "m")
+      : testing::Borrower(path, "layer", model, token) {}
 
   std::string Multiply(const Tensor& x) const {
     const int64_t m = x.shape[0];
@@ -69,21 +46,9 @@ class Borrower {
     args.m = m, args.x = x.bytes.data(), args.y = y.data();
     args.x_dtype = args.y_dtype = AWQD_FP16;
     args.path = AWQD_PATH_FUSED;  // as LayerCall says
-    awqd_workspace workspace = {nullptr, 0};
-    EXPECT_EQ(awqd_matmul_workspace(weight_, &args, &workspace.bytes), AWQD_OK);
-    const std::unique_ptr<void, decltype(&std::free)> memory(
-        std::aligned_alloc(256, (workspace.bytes / 256 + 1) * 256), &std::free);
-    workspace.data = memory.get();
-    EXPECT_EQ(awqd_matmul(weight_, &args, workspace, nullptr), AWQD_OK) << awqd_error_message();
+    testing::MultiplyOnCpu(weight(), args);
     return y;
   }
-
- private:
-  awqd_device* device_ = nullptr;
-  awqd_lease* lease_ = nullptr;
-  awqd_weight* weight_ = nullptr;
-  int code_ = 0;
-  std::string error_;
 };
 
 class LeaseE2eTest : public ServerTest {

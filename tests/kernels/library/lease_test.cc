@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -28,6 +27,7 @@
 #include "kernels/lending/manifest.h"
 #include "kernels/library/awqd.h"
 #include "kernels/library/objects.h"
+#include "tests/testing/borrower.h"
 #include "tests/testing/random_weight.h"
 
 namespace awqd {
@@ -38,14 +38,7 @@ using ::testing::AllOf, ::testing::HasSubstr;
 
 constexpr int64_t kK = 256, kN = 192, kTokens = 5;
 
-// Mappings of lent memory in this process.
-int CountMappings() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += absl::StrContains(line, "awqd-weights");
-  return count;
-}
+int CountMappings() { return static_cast<int>(testing::FindMappings().size()); }
 
 int64_t CountOpenFiles() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
@@ -68,7 +61,7 @@ class LeaseTest : public ::testing::Test {
     }
     arena_ = WeightArena::Create(*device_->device, bytes).value();
     memory_ = UniqueFd(dup(arena_->descriptor()));
-    manifest_ = {.library = AWQD_VERSION,
+    manifest_ = {.awqd_version = AWQD_VERSION,
                  .layouts = lending::LayoutsDigest(),
                  .model_version = 3,
                  .memory_bytes = arena_->bytes()};
@@ -112,12 +105,7 @@ class LeaseTest : public ::testing::Test {
     awqd_matmul_args args = AWQD_INIT(args);
     args.m = kTokens, args.x = x.data(), args.y = y.data();
     args.x_dtype = AWQD_FP16, args.y_dtype = AWQD_FP32;
-    awqd_workspace workspace = {nullptr, 0};
-    EXPECT_EQ(awqd_matmul_workspace(weight, &args, &workspace.bytes), AWQD_OK);
-    const std::unique_ptr<void, decltype(&std::free)> memory(
-        std::aligned_alloc(256, (workspace.bytes / 256 + 1) * 256), &std::free);
-    workspace.data = memory.get();
-    EXPECT_EQ(awqd_matmul(weight, &args, workspace, nullptr), AWQD_OK) << awqd_error_message();
+    testing::MultiplyOnCpu(weight, args);
     return y;
   }
 
@@ -223,11 +211,11 @@ TEST_F(LeaseTest, TheBitsOfOwnWeights) {
 }
 
 TEST_F(LeaseTest, VersionsThatDiffer) {
-  manifest_.library = "0.0.9";
+  manifest_.awqd_version = "0.0.9";
   ExpectRefused(
       AWQD_FAILED_PRECONDITION,
       AllOf(HasSubstr("got awqd 0.0.9"), HasSubstr(absl::StrCat("expected ", AWQD_VERSION))));
-  manifest_.library = AWQD_VERSION;
+  manifest_.awqd_version = AWQD_VERSION;
   manifest_.layouts = 0xabc;
   ExpectRefused(AWQD_FAILED_PRECONDITION, HasSubstr("layouts 0000000000000abc), expected"));
   manifest_.layouts = lending::LayoutsDigest();

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "kernels/library/objects.h"
 #include "server/security/identities.h"
 #include "tests/server/repository/model_store_fixture.h"
+#include "tests/testing/borrower.h"
 #include "tests/testing/eventually.h"
 
 namespace awqd::lending {
@@ -36,16 +36,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kTokens = 3, kK = 64, kN = 128;
 constexpr char kUp[] = "layers.0.up";
 
-// Addresses at which a process has mapped memory of lent weights.
-std::vector<uintptr_t> FindMappings(pid_t pid = getpid()) {
-  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
-  std::vector<uintptr_t> out;
-  for (std::string line; std::getline(maps, line);) {
-    if (!absl::StrContains(line, "awqd-weights")) continue;
-    out.push_back(std::strtoull(line.c_str(), nullptr, 16));
-  }
-  return out;
-}
+using awqd::testing::FindMappings;
 
 std::vector<float> Multiply(const awqd_weight* weight) {
   std::vector<float> x(kTokens * kK), y(kTokens * kN);
@@ -53,43 +44,17 @@ std::vector<float> Multiply(const awqd_weight* weight) {
   awqd_matmul_args args = AWQD_INIT(args);
   args.m = kTokens, args.x = x.data(), args.y = y.data();
   args.x_dtype = args.y_dtype = AWQD_FP32;
-  awqd_workspace workspace = {nullptr, 0};
-  EXPECT_EQ(awqd_matmul_workspace(weight, &args, &workspace.bytes), AWQD_OK);
-  const std::unique_ptr<void, decltype(&std::free)> memory(
-      std::aligned_alloc(256, (workspace.bytes / 256 + 1) * 256), &std::free);
-  workspace.data = memory.get();
-  EXPECT_EQ(awqd_matmul(weight, &args, workspace, nullptr), AWQD_OK) << awqd_error_message();
+  awqd::testing::MultiplyOnCpu(weight, args);
   return y;
 }
 
 // A lease of a model, and a weight of it.
-class Borrower {
+class Borrower : public awqd::testing::Borrower {
  public:
-  explicit Borrower(const std::string& path, const char* model = "m", const char* token = nullptr) {
-    EXPECT_EQ(awqd_device_open("cpu", nullptr, &device_), AWQD_OK) << awqd_error_message();
-    code_ = awqd_lease_open(device_, path.c_str(), model, token, &lease_);
-    error_ = code_ == AWQD_OK ? "" : awqd_error_message();
-    if (code_ == AWQD_OK) {
-      EXPECT_EQ(awqd_lease_weight(lease_, kUp, &weight_), AWQD_OK);
-    }
-  }
-  ~Borrower() {
-    awqd_weight_free(weight_);
-    awqd_lease_close(lease_);
-    awqd_device_close(device_);
-  }
+  explicit Borrower(const std::string& path, const char* model = "m", const char* token = nullptr)
+      : awqd::testing::Borrower(path, kUp, model, token) {}
 
-  int code() const { return code_; }
-  const std::string& error() const { return error_; }
-  int64_t version() const { return awqd_lease_model_version(lease_); }
-  std::vector<float> Product() const { return Multiply(weight_); }
-
- private:
-  awqd_device* device_ = nullptr;
-  awqd_lease* lease_ = nullptr;
-  awqd_weight* weight_ = nullptr;
-  int code_ = 0;
-  std::string error_;
+  std::vector<float> Product() const { return Multiply(weight()); }
 };
 
 class LendServerTest : public repository::ModelStoreTest {
