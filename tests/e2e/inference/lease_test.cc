@@ -27,7 +27,7 @@ namespace awqd {
 namespace {
 
 using client::Tensor;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kK = 256, kN = 512;
 
