@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/layouts/layout.h"
+#include "kernels/layouts/vectors.h"
 
 namespace awqd {
 namespace {
@@ -24,6 +25,7 @@ absl::Span<const Layout* const> AllLayouts() {
       &kPlainLayout,
       &kK16Layout,
       &kMma16Layout,
+      &kVectorsLayout,
   };
   return layouts;
 }

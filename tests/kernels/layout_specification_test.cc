@@ -119,6 +119,8 @@ std::set<std::pair<int64_t, int>> Differences(const std::vector<uint8_t>& a,
 
 TEST(LayoutSpecification, EveryNumberLiesWhereTheTableSays) {
   for (const Layout* layout : AllLayouts()) {
+    // Layouts of blocks have no numbers of elements; layouts_test.cc reads those.
+    if (!layout->refuses({kRows, kColumns, Asymmetric(4, kGroup)}).empty()) continue;
     SCOPED_TRACE(layout->name);
     std::set<std::string> parts;
     for (const Place& place : PlacesOf(*layout)) {

@@ -2,77 +2,341 @@
 //
 // Computes: any block of W; y = x @ W + bias with FP32 sums.
 // Weight layout: plain, tiles [K / 16, N / 16] as a file has them. A lane of a warp decodes eight
-// codes of a tile, which lie together, to four rows of two columns.
-// Work split: Dequantize has a warp for each of eight tiles, which are transformed in shared memory.
-// A product has the same, with a part of K for each thread block; sums of parts go to memory, and a
-// second kernel adds them in order, transforms 128 columns of a token and stores them. The parts
-// depend on the shape alone, so a token's bits do not depend on the others.
-// Limits: none. More tokens than kTokens decode W again, so many tokens take the dense path.
+// codes of a tile, which lie together: its share of the A operand of m16n8k16.
+// Work split: Dequantize has a warp for eight tiles, which are transformed in registers. For products see block_product.cuh; their sums stay in memory, and a second kernel adds those of
+// segments in order, transforms 128 columns of a token and stores them.
+// Limits: none. Each tile of tokens decodes W again, so many tokens take the dense path.
 #include <algorithm>
+#include <type_traits>
 
-#include "kernels/base/math.h"
-#include "kernels/base/status.h"
 #include "kernels/base/trellis.h"
 #include "kernels/cuda/common/mma16.h"
-#include "kernels/cuda/common/packed.cuh"
-#include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm80/block_product.cuh"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/layout.h"
 
 namespace awqd::cuda {
 namespace {
 
-constexpr int kTiles = kTrellisColumns / kTrellisTile;  // a warp for each
-constexpr int kTrellisThreads = 32 * kTiles;
-constexpr int kTrellisTokens = 8;  // of a thread block
-// Tokens of a pass, whose sums are in memory at a time.
-constexpr int64_t kTokensOfPass = 64;
-// Tokens from which the weight is decoded once for all of them. Not measured.
-constexpr int64_t kTrellisDenseFrom = kTrellisTokens + 1;
-// Thread blocks of a product for each multiprocessor, and rows of tiles that are worth one.
-constexpr int64_t kBlocksPerMultiprocessor = 4;
-constexpr int64_t kLeastTileRows = 8;
-
-struct TrellisParams {
-  const uint8_t* codes;
-  TrellisCode code;
-  int bits;
-  int64_t n;
-};
-
-TrellisParams ParamsOf(const DeviceWeight& weight) {
-  const QuantizationScheme& d = weight.shape.scheme;
-  return {weight.codes(), d.trellis, d.bits, weight.shape.n};
-}
+constexpr int kTiles = kTrellisColumns / kTrellisTile;  // that are transformed together
+// Tokens from which the weight is decoded once for all of them.
+constexpr int64_t kTrellisDenseFrom = 33;
 
 // ---- codes --------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float Entry(TrellisCode code, uint32_t state) {
-  const float sum = static_cast<float>(TrellisSum(code, state)) * TrellisUnit(code);
-  return Fp16ToFloat(static_cast<uint16_t>(ToFp16x2(sum, sum)));
+// The sums of the halves of a and of b: one instruction each, which picks the halves by itself.
+__device__ __forceinline__ uint32_t SumsOfHalves(uint32_t a, uint32_t b) {
+  uint32_t sums;
+  asm("{.reg .f16 a0, a1, b0, b1;\n"
+      "mov.b32 {a0, a1}, %1;\n"
+      "mov.b32 {b0, b1}, %2;\n"
+      "add.rn.f16 a0, a0, a1;\n"
+      "add.rn.f16 b0, b0, b1;\n"
+      "mov.b32 %0, {a0, b0};}"
+      : "=r"(sums)
+      : "r"(a), "r"(b));
+  return sums;
 }
 
-// The entries of the lane's codes 8 * lane .. 8 * lane + 7 of tile (tile_row, tile_column).
-__device__ __forceinline__ void DecodeLane(const TrellisParams& p, int64_t tile_row,
-                                           int64_t tile_column, float (&out)[8]) {
-  const int words = 8 * p.bits, lane = threadIdx.x % 32;
-  const auto* const tile = reinterpret_cast<const uint32_t*>(p.codes) +
-                           (tile_row * (p.n / kTrellisTile) + tile_column) * words;
-  // Bits from the begin of the first state on, at most 31 + 16 + 7 * 8; the ring has 32 * words.
-  const int first = (8 * lane + 1) * p.bits - 16 + 32 * words;
-  uint32_t word[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = tile[(first / 32 + i) % words];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) word[i] = __funnelshift_l(word[i + 1], word[i], first % 32);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    out[i] = Entry(p.code, word[0] >> 16);
-    word[0] = __funnelshift_l(word[1], word[0], p.bits);
-    word[1] = __funnelshift_l(word[2], word[1], p.bits);
-    word[2] <<= p.bits;
+// The entries of two states as FP16, the first in the lower half: the arithmetic of trellis.h in the
+// instructions that it is made for.
+template <TrellisCode kCode>
+__device__ __forceinline__ uint32_t Entries(uint32_t first, uint32_t second) {
+  if constexpr (kCode == TrellisCode::kMul1) {
+    const auto bytes = [](uint32_t state) {
+      return __dp4a(state * kMul1Multiplier, 0x01010101u, 0x6400u);
+    };
+    // 1024 + sum of the bytes, times 1774 / 2^18, less 1329 / 2^7.
+    return Fma2Fp16(bytes(first) | bytes(second) << 16, 0x1eee1eeeu, 0xc931c931u);
+  } else {
+    const auto halves = [](uint32_t state) {
+      const uint32_t x =
+          kCode == TrellisCode::kMcg ? state * kMcgMultiplier : state * 89226354u + 64248484u;
+      return Lop3<0x6a>(x, 0x8fff8fffu, 0x3b603b60u);  // (x & mask) ^ halves
+    };
+    return SumsOfHalves(halves(first), halves(second));
   }
 }
+
+// Where a lane reads its eight codes of a tile: four words of the ring, and the bit of the first at
+// which the first state begins.
+struct LaneWindow {
+  int words[4];
+  int bit, bits;
+
+  __device__ __forceinline__ explicit LaneWindow(int bits) : bits(bits) {
+    const int count = 8 * bits, lane = threadIdx.x % 32;
+    // The first state ends with the lane's first code; the last one is at most 31 + 16 + 7 * 8 bits
+    // from the first word's begin.
+    const int first = (8 * lane + 1) * bits - 16 + 32 * count;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = (first / 32 + i) % count;
+    bit = first % 32;
+  }
+
+  // Pairs of elements: rows 2 (lane % 4) and the next of column lane / 4, the same 8 rows below,
+  // then both of the column 8 further.
+  template <TrellisCode kCode>
+  __device__ __forceinline__ void Decode(const uint32_t* tile, uint32_t (&out)[4]) const {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = tile[words[i]];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) w[i] = __funnelshift_l(w[i + 1], w[i], bit);
+    DecodeFour<kCode>(w[0], w[1], out);
+    DecodeFour<kCode>(__funnelshift_lc(w[1], w[0], 4 * bits),
+                      __funnelshift_lc(w[2], w[1], 4 * bits), out + 2);
+  }
+
+ private:
+  // Four codes, of which the first one's state begins with the highest bit of `high`.
+  template <TrellisCode kCode>
+  __device__ __forceinline__ void DecodeFour(uint32_t high, uint32_t low, uint32_t* out) const {
+    out[0] = Entries<kCode>(high >> 16, __funnelshift_l(low, high, bits) >> 16);
+    out[1] = Entries<kCode>(__funnelshift_l(low, high, 2 * bits) >> 16,
+                            __funnelshift_l(low, high, 3 * bits) >> 16);
+  }
+};
+
+template <class Fn>
+absl::Status ForTrellisCode(TrellisCode code, Fn fn) {
+  if (code == TrellisCode::kMcg) return fn.template operator()<TrellisCode::kMcg>();
+  if (code == TrellisCode::kMul1) return fn.template operator()<TrellisCode::kMul1>();
+  return fn.template operator()<TrellisCode::k3Inst>();
+}
+
+// ---- dequantize ---------------------------------------------------------------------------------
+
+constexpr int kStrips = 8;  // of a thread block, a warp for each
+
+struct TrellisBlock {
+  const uint8_t* codes;
+  int bits;
+  int64_t n;
+  const float* outer;  // null: 1
+  void* out;
+  int64_t rows, cols, row_begin, col_begin;
+  bool wide;  // rows of `out` and its first column that is a multiple of 128 begin on 16 bytes
+};
+
+// Butterflies of distance 1, 2, 4, ..., 64 along columns, and the scale: the operations of
+// TransformBlock (exact.h). v[t][i] is code i of the lane's eight in tile t: column 16 t + 8 (i / 4)
+// + lane / 4.
+__device__ __forceinline__ void TransformStrip(float (&v)[kTiles][8]) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) {
+    const float sign = (threadIdx.x & lanes) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (auto& tile : v) {
+#pragma unroll
+      for (float& own : tile) {
+        own = __fmaf_rn(own, sign, __shfl_xor_sync(0xffffffffu, own, lanes));
+      }
+    }
+  }
+  const auto butterfly = [](float& a, float& b) {
+    const float sum = __fadd_rn(a, b);
+    b = __fsub_rn(a, b);
+    a = sum;
+  };
+#pragma unroll
+  for (auto& tile : v) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) butterfly(tile[i], tile[i + 4]);
+  }
+#pragma unroll
+  for (int apart = 1; apart < kTiles; apart *= 2) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if ((t & apart) != 0) continue;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) butterfly(v[t][i], v[t + apart][i]);
+    }
+  }
+}
+
+template <DType kType>
+using BitsOf = std::conditional_t<kType == DType::kFp32, float, uint16_t>;
+
+// Strips of 16 rows of 128 columns. Elements go through shared memory, from which the warp writes
+// whole lines.
+template <TrellisCode kCode, DType kType>
+__global__ __launch_bounds__(32 * kStrips) void DequantizeTrellisKernel(
+    const __grid_constant__ TrellisBlock p) {
+  using Bits = BitsOf<kType>;
+  constexpr int kOfChunk = 16 / static_cast<int>(sizeof(Bits));
+  constexpr int kChunks = kTrellisColumns / kOfChunk;  // of a row
+  extern __shared__ __align__(16) uint8_t shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto* const strip = reinterpret_cast<uint4*>(shared) + warp * kTrellisTile * kChunks;
+  // Chunks of a row are turned, so that the lanes of a quad, two rows apart, use banks of their own.
+  const auto chunk_at = [&](int row, int chunk) {
+    return strip + row * kChunks + (chunk ^ row / 2 % 4 * (kChunks / 16));
+  };
+  const int64_t first_col = (p.col_begin / kTrellisColumns + blockIdx.x) * int64_t{kTrellisColumns};
+  const int64_t row_end = p.row_begin + p.rows, col_end = p.col_begin + p.cols;
+  const LaneWindow window(p.bits);
+  int64_t tile_row = p.row_begin / kTrellisTile + blockIdx.y * int64_t{kStrips} + warp;
+  for (; tile_row * kTrellisTile < row_end; tile_row += gridDim.y * int64_t{kStrips}) {
+    const auto* tile = reinterpret_cast<const uint32_t*>(p.codes) +
+                       (tile_row * p.n + first_col) / kTrellisTile * 8 * p.bits;
+    float v[kTiles][8];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t, tile += 8 * p.bits) {
+      uint32_t pairs[4];
+      window.Decode<kCode>(tile, pairs);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        v[t][i] = Fp16ToFloat(static_cast<uint16_t>(pairs[i / 2] >> (i % 2 * 16)));
+      }
+    }
+    TransformStrip(v);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int row = TrellisRow(i) + lane % 4 * 2;
+        const int col = t * kTrellisTile + i / 4 * 8 + lane / 4;
+        float value = __fmul_rn(v[t][i], kTrellisScale);
+        if (p.outer != nullptr) value = __fmul_rn(value, p.outer[first_col + col]);
+        auto* const to = reinterpret_cast<Bits*>(chunk_at(row, col / kOfChunk)) + col % kOfChunk;
+        StoreAs(kType, to, 0, value);
+      }
+    }
+    __syncwarp();
+    for (int i = lane; i < kTrellisTile * kChunks; i += 32) {
+      const int64_t row = tile_row * kTrellisTile + i / kChunks;
+      const int64_t col = first_col + i % kChunks * int64_t{kOfChunk};
+      if (row < p.row_begin || row >= row_end) continue;
+      const uint4 chunk = *chunk_at(i / kChunks, i % kChunks);
+      Bits* const out = static_cast<Bits*>(p.out) + (row - p.row_begin) * p.cols;
+      if (p.wide && col >= p.col_begin && col + kOfChunk <= col_end) {
+        *reinterpret_cast<uint4*>(out + (col - p.col_begin)) = chunk;
+        continue;
+      }
+      const auto* const elements = reinterpret_cast<const Bits*>(&chunk);
+#pragma unroll
+      for (int e = 0; e < kOfChunk; ++e) {
+        if (col + e >= p.col_begin && col + e < col_end) out[col + e - p.col_begin] = elements[e];
+      }
+    }
+    __syncwarp();
+  }
+}
+
+absl::Status DequantizeTrellis(const DequantizeArgs& args, StreamView stream) {
+  const DeviceWeight& weight = *args.weight;
+  const MatrixView& out = args.out;
+  AWQD_RETURN_IF_ERROR(UseDevice(weight.device->info().index));
+  const int64_t size = SizeOf(out.dtype);
+  const auto begin = reinterpret_cast<uintptr_t>(out.data) - args.col_begin * size;
+  const TrellisBlock p = {.codes = weight.codes(),
+                          .bits = weight.shape.scheme.bits,
+                          .n = weight.shape.n,
+                          .outer = weight.outer(),
+                          .out = out.data,
+                          .rows = out.rows,
+                          .cols = out.cols,
+                          .row_begin = args.row_begin,
+                          .col_begin = args.col_begin,
+                          .wide = begin % 16 == 0 && out.cols * size % 16 == 0};
+  const auto blocks = [](int64_t first, int64_t count, int64_t of) {
+    return CeilDiv(first + count, of) - first / of;
+  };
+  const int64_t strips = blocks(args.row_begin, out.rows, kTrellisTile);
+  const LaunchConfig config{.grid = GridOfRows(blocks(args.col_begin, out.cols, kTrellisColumns),
+                                               CeilDiv(strips, int64_t{kStrips}), 1),
+                            .block = 32 * kStrips,
+                            .shared_bytes = kStrips * kTrellisTile * kTrellisColumns * size,
+                            .stream = stream};
+  return ForTrellisCode(weight.shape.scheme.trellis, [&]<TrellisCode kCode>() {
+    return ForFloatingType(out.dtype, [&]<DType kType>() {
+      return Launch<DequantizeTrellisKernel<kCode, kType>>("sm80/trellis_dequantize", config, p);
+    });
+  });
+}
+
+// ---- products -----------------------------------------------------------------------------------
+
+template <TrellisCode kCode>
+struct TrellisDecoder {
+  struct Weight {
+    int bits;
+    int64_t row_bytes;  // of 16 rows of W
+  };
+  static constexpr bool kFinishes = false;
+  static constexpr int kSteps = kBlockRows / kTrellisTile;
+
+  static constexpr __host__ __device__ int TableBytes() { return 0; }
+  static __host__ __device__ int TileBytes(const Weight& w) { return 32 * w.bits; }
+  static __host__ __device__ int CopyBytes(const Weight& w) {
+    return kSteps * kWarpTiles * TileBytes(w);
+  }
+  static __device__ __forceinline__ void FillTable(uint8_t*) {}
+  static __device__ __forceinline__ void Copy(const Weight& w, const uint8_t* records,
+                                              const ProductShape& shape, int block, int group,
+                                              uint32_t to) {
+    // Of each 16 rows, 32 columns: 64 * bits bytes.
+    const int chunks = kWarpTiles * TileBytes(w) / 16;
+    const int rows = static_cast<int>(min(int64_t{kSteps}, shape.k / 16 - int64_t{block} * kSteps));
+    const uint8_t* const from = records + int64_t{block} * kSteps * w.row_bytes +
+                                int64_t{group} * kWarpTiles * TileBytes(w);
+    for (int i = threadIdx.x % 32; i < rows * chunks; i += 32) {
+      CopyAsync16(to + 16 * i, from + i / chunks * w.row_bytes + i % chunks * 16);
+    }
+  }
+
+  // Tokens lie in the order of fragments: 16 bytes, a lane's pairs of two steps, for each lane, eight
+  // tokens and two steps. The lane's place is turned with the steps, so that the threads that store
+  // at a time use all banks.
+  template <int kEights>
+  static __device__ __forceinline__ void StoreChunk(uint4* tokens, int token, int block, uint4 v) {
+    const int chunk = threadIdx.x % 32, steps = chunk / 4;
+    auto* const to = reinterpret_cast<uint32_t*>(
+                         tokens + ((block * 8 + steps) * kEights + token / kEight) * 32) +
+                     chunk % 4;
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[4 * (token % kEight * 4 + i ^ steps)] = pairs[i];
+  }
+
+  template <int kEights, class Release>
+  static __device__ __forceinline__ void Add(const Weight& w, const uint8_t*, const uint8_t* copy,
+                                             const uint4* tokens, int rows, Release release,
+                                             float (&sums)[kWarpTiles][kEights][4],
+                                             float (&scales)[kWarpTiles][2]) {
+    const int tile_words = TileBytes(w) / 4, lane = threadIdx.x % 32;
+    const auto* tiles = reinterpret_cast<const uint32_t*>(copy);
+    const LaneWindow window(w.bits);
+#pragma unroll 1
+    for (int steps = 0; steps < kSteps / 2 && 32 * steps < rows; ++steps) {
+      uint32_t a[2][kWarpTiles][4];
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+#pragma unroll
+        for (int i = 0; i < kWarpTiles; ++i, tiles += tile_words) {
+          window.template Decode<kCode>(tiles, a[s][i]);
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kEights; ++e) {
+        const uint4 x = tokens[(steps * kEights + e) * 32 + (lane ^ steps)];
+#pragma unroll
+        for (int i = 0; i < kWarpTiles; ++i) {
+          const uint32_t first[4] = {a[0][i][0], a[0][i][2], a[0][i][1], a[0][i][3]};
+          const uint32_t second[4] = {a[1][i][0], a[1][i][2], a[1][i][1], a[1][i][3]};
+          MmaFp16(sums[i][e], first, x.x, x.y);
+          // 16 rows are left over: what the copy holds beyond them is not of W.
+          if (32 * steps + 16 < rows) MmaFp16(sums[i][e], second, x.z, x.w);
+        }
+      }
+    }
+    // The other warps compute while the next block comes.
+    release();
+#pragma unroll
+    for (int i = 0; i < kWarpTiles; ++i) scales[i][0] = scales[i][1] = 1;
+  }
+};
 
 // Butterflies of distance 1, 2, 4, ..., 64 over v[i] of lane l as element 32 * i + l, and the scale:
 // the operations of TransformBlock (exact.h).
@@ -100,133 +364,10 @@ __device__ __forceinline__ void TransformWarp(float (&v)[4]) {
   for (float& own : v) own = __fmul_rn(own, kTrellisScale);
 }
 
-__device__ __forceinline__ void StoreElementAs(DType type, void* data, int64_t at, float value) {
-  if (type == DType::kFp32) {
-    static_cast<float*>(data)[at] = value;
-  } else {
-    static_cast<uint16_t*>(data)[at] = static_cast<uint16_t>(
-        type == DType::kFp16 ? ToFp16x2(value, value) : ToBf16x2(value, value));
-  }
-}
-
-// ---- dequantize ---------------------------------------------------------------------------------
-
-struct TrellisBlock {
-  const float* outer;  // null: 1
-  void* out;
-  DType type;
-  int64_t rows, cols, row_begin, col_begin;
-};
-
-__global__ __launch_bounds__(kTrellisThreads) void DequantizeTrellisKernel(TrellisParams p,
-                                                                           TrellisBlock b) {
-  // The padding keeps the rows of a lane's codes in other banks than its neighbours'.
-  __shared__ float tiles[kTrellisTile][kTrellisColumns + 4];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t block = b.col_begin / kTrellisColumns + blockIdx.x;
-  const int64_t row_end = b.row_begin + b.rows, col_end = b.col_begin + b.cols;
-  int64_t tile_row = b.row_begin / kTrellisTile + blockIdx.y;
-  for (; tile_row * kTrellisTile < row_end; tile_row += gridDim.y) {
-    float entries[8];
-    DecodeLane(p, tile_row, block * kTiles + warp, entries);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int code = 8 * lane + i;
-      tiles[TrellisRow(code)][warp * kTrellisTile + TrellisColumn(code)] = entries[i];
-    }
-    __syncthreads();
-    for (int r = warp; r < kTrellisTile; r += kTiles) {
-      const int64_t row = tile_row * kTrellisTile + r;
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = tiles[r][32 * i + lane];
-      TransformWarp(v);
-      if (row < b.row_begin || row >= row_end) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t col = block * kTrellisColumns + 32 * i + lane;
-        if (col < b.col_begin || col >= col_end) continue;
-        const float value = b.outer == nullptr ? v[i] : __fmul_rn(v[i], b.outer[col]);
-        StoreElementAs(b.type, b.out, (row - b.row_begin) * b.cols + col - b.col_begin, value);
-      }
-    }
-    __syncthreads();
-  }
-}
-
-absl::Status DequantizeTrellis(const DequantizeArgs& args, StreamView stream) {
-  const DeviceWeight& weight = *args.weight;
-  const MatrixView& out = args.out;
-  AWQD_RETURN_IF_ERROR(UseDevice(weight.device->info().index));
-  const TrellisBlock block = {weight.outer(), out.data,       out.dtype,     out.rows,
-                              out.cols,       args.row_begin, args.col_begin};
-  const auto blocks = [](int64_t begin, int64_t count, int64_t size) {
-    return CeilDiv(begin + count, size) - begin / size;
-  };
-  const LaunchConfig config{.grid = GridOfRows(blocks(args.col_begin, out.cols, kTrellisColumns),
-                                               blocks(args.row_begin, out.rows, kTrellisTile), 1),
-                            .block = kTrellisThreads,
-                            .stream = stream};
-  return Launch<DequantizeTrellisKernel>("sm80/trellis_dequantize", config, ParamsOf(weight),
-                                         block);
-}
-
-// ---- products -----------------------------------------------------------------------------------
-
-struct TrellisProduct {
-  const void* x;
-  DType x_type;
-  int64_t x_stride, tokens, tile_rows;
-  int parts;
-  float* sums;  // [parts, tokens, n]
-};
-
-__device__ __forceinline__ float LoadAs(DType type, const void* data, int64_t at) {
-  const uint16_t bits = static_cast<const uint16_t*>(data)[at];
-  return type == DType::kFp16 ? Fp16ToFloat(bits)
-                              : __uint_as_float(static_cast<uint32_t>(bits) << 16);
-}
-
-// Tiles of 128 columns and of rows part, part + parts ... Rows of x beyond the last are the last
-// one.
-template <int kTokens>
-__global__ __launch_bounds__(kTrellisThreads) void TrellisProductKernel(TrellisParams p,
-                                                                        TrellisProduct product) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t tile_column = blockIdx.x * int64_t{kTiles} + warp;
-  const int part = blockIdx.z;
-  const int64_t first = blockIdx.y * int64_t{kTokens};
-  float sums[kTokens][2] = {};
-  for (int64_t tile_row = part; tile_row < product.tile_rows; tile_row += product.parts) {
-    float entries[8];
-    DecodeLane(p, tile_row, tile_column, entries);
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const int64_t token = min(first + t, product.tokens - 1);
-      const int64_t at = token * product.x_stride + tile_row * kTrellisTile;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float x = LoadAs(product.x_type, product.x, at + TrellisRow(8 * lane + i));
-        sums[t][0] = __fmaf_rn(x, entries[i], sums[t][0]);
-        sums[t][1] = __fmaf_rn(x, entries[i + 4], sums[t][1]);
-      }
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = sums[t][half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (lane % 4 != 0 || first + t >= product.tokens) continue;
-      const int64_t col = tile_column * kTrellisTile + lane / 4 + 8 * half;
-      product.sums[(part * product.tokens + first + t) * p.n + col] = sum;
-    }
-  }
-}
-
 struct TrellisResult {
+  const float* sums;  // [segments, tokens, n]
+  int segments;
+  int64_t tokens, n;
   const float* outer;    // null: 1
   const float* x_scale;  // null: 1
   const float* bias;     // null: 0
@@ -235,13 +376,14 @@ struct TrellisResult {
 };
 
 // A warp has 128 columns of a token.
-__global__ __launch_bounds__(32) void TrellisResultKernel(TrellisProduct product, int64_t n,
-                                                          TrellisResult result) {
+__global__ __launch_bounds__(32) void TrellisResultKernel(TrellisResult p) {
   const int lane = threadIdx.x;
   const int64_t token = blockIdx.y, first = blockIdx.x * int64_t{kTrellisColumns} + lane;
+  WaitForEarlierKernels();
+  LaunchDependents();
   float v[4] = {};
-  for (int part = 0; part < product.parts; ++part) {
-    const float* const sums = product.sums + (part * product.tokens + token) * n + first;
+  for (int segment = 0; segment < p.segments; ++segment) {
+    const float* const sums = p.sums + (segment * p.tokens + token) * p.n + first;
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] += sums[32 * i];
   }
@@ -250,64 +392,45 @@ __global__ __launch_bounds__(32) void TrellisResultKernel(TrellisProduct product
   for (int i = 0; i < 4; ++i) {
     const int64_t col = first + 32 * i;
     float sum = v[i];
-    if (result.outer != nullptr) sum *= result.outer[col];
-    if (result.x_scale != nullptr) sum *= result.x_scale[token];
-    if (result.bias != nullptr) sum += result.bias[col];
-    StoreElementAs(result.type, result.y, token * n + col, sum);
+    if (p.outer != nullptr) sum *= p.outer[col];
+    if (p.x_scale != nullptr) sum *= p.x_scale[token];
+    if (p.bias != nullptr) sum += p.bias[col];
+    StoreAs(p.type, p.y, token * p.n + col, sum);
   }
 }
 
-// Parts of K: more where columns alone do not fill the GPU.
-int PartsOf(const WeightShape& shape, const DeviceInfo& device) {
-  const int64_t columns = shape.n / kTrellisColumns;
-  const int64_t wanted = CeilDiv(kBlocksPerMultiprocessor * device.sm_count, columns);
-  const int64_t most = CeilDiv(shape.k / kTrellisTile, kLeastTileRows);
-  return static_cast<int>(std::max<int64_t>(1, std::min(wanted, most)));
-}
-
 int64_t TrellisWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return PartsOf(shape, device) * std::min(m, kTokensOfPass) * shape.n *
-         static_cast<int64_t>(sizeof(float));
-}
-
-absl::Status MultiplyTrellis(const TrellisParams& p, const TrellisProduct& product,
-                             const TrellisResult& result, StreamView stream) {
-  constexpr absl::string_view kName = "sm80/trellis_matmul";
-  const auto columns = static_cast<unsigned>(p.n / kTrellisColumns);
-  const auto tokens = static_cast<unsigned>(product.tokens);
-  const bool one = tokens == 1;
-  const LaunchConfig config{
-      .grid = dim3(columns, one ? 1 : CeilDiv(tokens, unsigned{kTrellisTokens}), product.parts),
-      .block = kTrellisThreads,
-      .stream = stream};
-  AWQD_RETURN_IF_ERROR(
-      one ? Launch<TrellisProductKernel<1>>(kName, config, p, product)
-          : Launch<TrellisProductKernel<kTrellisTokens>>(kName, config, p, product));
-  const LaunchConfig last{.grid = dim3(columns, tokens), .block = 32, .stream = stream};
-  return Launch<TrellisResultKernel>(kName, last, product, p.n, result);
+  return PartialsBytes(shape, SegmentsOf(shape, device), m);
 }
 
 absl::Status TrellisMatmul(const MatmulArgs& args, StreamView stream) {
+  constexpr absl::string_view kName = "sm80/trellis_matmul";
   const DeviceWeight& weight = *args.weight;
-  const ConstMatrixView& x = args.x;
-  AWQD_RETURN_IF_ERROR(UseDevice(weight.device->info().index));
-  const int64_t stride = args.x_stride == 0 ? x.cols : args.x_stride;
-  for (int64_t first = 0; first < x.rows; first += kTokensOfPass) {
-    const TrellisProduct product = {
-        .x = static_cast<const char*>(x.data) + first * stride * SizeOf(x.dtype),
-        .x_type = x.dtype,
-        .x_stride = stride,
-        .tokens = std::min(kTokensOfPass, x.rows - first),
-        .tile_rows = weight.shape.k / kTrellisTile,
-        .parts = PartsOf(weight.shape, weight.device->info()),
-        .sums = static_cast<float*>(args.workspace)};
-    const TrellisResult result = {
-        .outer = weight.outer(),
-        .x_scale = args.x_scale == nullptr ? nullptr : args.x_scale + first,
-        .bias = args.bias,
-        .y = static_cast<char*>(args.y.data) + first * args.y.cols * SizeOf(args.y.dtype),
-        .type = args.y.dtype};
-    AWQD_RETURN_IF_ERROR(MultiplyTrellis(ParamsOf(weight), product, result, stream));
+  const DeviceInfo& device = weight.device->info();
+  const WeightShape& shape = weight.shape;
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  const int bits = shape.scheme.bits, tile_bytes = 32 * bits;
+  const int segments = SegmentsOf(shape, device);
+  for (int64_t first = 0; first < args.x.rows; first += kTokensOfLaunch) {
+    const int64_t rows = std::min(kTokensOfLaunch, args.x.rows - first);
+    const BlockPlan plan = PlanBlocks(shape, device, rows, segments, 0,
+                                      TrellisDecoder<TrellisCode::k3Inst>::CopyBytes({bits, 0}));
+    ProductShape p = ShapeOfRows(args, shape, plan, first);
+    p.whole = {.records = weight.codes(), .end_token = static_cast<int32_t>(rows)};
+    p.count = static_cast<int>(CeilDiv(rows, int64_t{plan.Tokens()}));
+    p.partials = static_cast<float*>(args.workspace);
+    AWQD_RETURN_IF_ERROR(ForTrellisCode(shape.scheme.trellis, [&]<TrellisCode kCode>() {
+      return LaunchBlocks<TrellisDecoder<kCode>>({p, {bits, shape.n / kTrellisTile * tile_bytes}},
+                                                 plan, device, kName, stream);
+    }));
+    const TrellisResult result = {p.partials, segments,  rows, shape.n, weight.outer(),
+                                  p.x_scale,  args.bias, p.y,  p.y_type};
+    const LaunchConfig last{
+        .grid = dim3(static_cast<unsigned>(shape.n / kTrellisColumns), static_cast<unsigned>(rows)),
+        .block = 32,
+        .stream = stream,
+        .attributes = OverlappedLaunch(device)};
+    AWQD_RETURN_IF_ERROR(Launch<TrellisResultKernel>(kName, last, result));
   }
   return absl::OkStatus();
 }
@@ -334,7 +457,7 @@ const KernelRow& TrellisMatmulRow() {
       .claims = kTrellis,
       .input_form = InputForm::kTensorCore,
       .layout = &kPlainLayout,
-      .min_arch = 75,
+      .min_arch = 80,
       .dense_from = [](const WeightShape&, const DeviceInfo&) { return kTrellisDenseFrom; },
       .batch_invariant = true,
       .priority = 10,

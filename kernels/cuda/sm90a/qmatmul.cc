@@ -13,51 +13,13 @@
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
+#include "kernels/cuda/sm90a/tensor_map.h"
 #include "kernels/cuda/sm90a/tile_list.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
 namespace awqd::cuda {
 namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function is looked up at run time, because the library of the driver is not on
-// machines without a GPU.
-absl::StatusOr<Encode> FindEncode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  AWQD_CUDA_RETURN_IF_ERROR(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) {
-    return absl::FailedPreconditionError("the NVIDIA driver has no cuTensorMapEncodeTiled");
-  }
-  return reinterpret_cast<Encode>(function);
-}
-
-// A tensor map, which tells the copy engine how activations lie in memory: x as the prologue left
-// it, rows `x_stride` elements apart (0: K), read in boxes of `box_rows` x 128 bytes into 128-byte
-// rows with the 128-byte swizzle; zeros past the edges. x and its rows lie on 16-byte boundaries.
-// FAILED_PRECONDITION when the driver is older than sm_90.
-absl::Status MapTokens(const ConstMatrixView& x, int64_t x_stride, int box_rows, CUtensorMap* map) {
-  static const absl::StatusOr<Encode> encode = FindEncode();
-  AWQD_RETURN_IF_ERROR(encode.status());
-  const int64_t stride = x_stride == 0 ? x.cols : x_stride, bytes = SizeOf(x.dtype);
-  // The engine moves bits, and counts in 16 of them: one type serves all.
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(stride * bytes / 2),
-                               static_cast<cuuint64_t>(x.rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * bytes)};
-  const cuuint32_t box[2] = {kMapColumns, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result =
-      (*encode)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(x.data), sizes, strides,
-                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cuTensorMapEncodeTiled: CUresult ",
-                                          static_cast<int>(result), " for [", x.rows, ", ", stride,
-                                          "]"));
-}
 
 // Args: MatmulArgs or GroupedArgs.
 template <typename Args>

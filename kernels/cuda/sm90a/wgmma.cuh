@@ -1,5 +1,5 @@
-// wgmma, the asynchronous matrix instruction of sm_90a, with A in registers, and the instructions
-// that order it. Device code only.
+// wgmma, the asynchronous matrix instruction of sm_90a, with A in registers or in shared memory, and
+// the instructions that order it. Device code only.
 //
 // d[64 x N] += a[64 x 16] b[16 x N] by a warpgroup: warp w holds rows 16 w .. 16 w + 15
 // of a and d, each in the fragment order of mma.m16n8k16, so that a word of layout mma16 decodes
@@ -141,6 +141,32 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
   AWQD_WGMMA_CASE(208, AWQD_L104, 104, 105, 106, 107, 108, 109, AWQD_D104("f", 0))
   AWQD_WGMMA_CASE(224, AWQD_L112, 112, 113, 114, 115, 116, 117, AWQD_D112("f", 0))
   AWQD_WGMMA_CASE(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128("f", 0))
+  { static_assert(kTokens == 0, "add a case for this number of tokens"); }
+}
+
+#define AWQD_WGMMA_SHARED(N, TYPES, REGISTERS, A, B, ADD, ...)                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                       \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16." TYPES " {" REGISTERS       \
+               "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}\n"                               \
+               : __VA_ARGS__                                                            \
+               : "l"(a), "l"(tokens), "r"(add)                                          \
+               : "memory")
+#define AWQD_WGMMA_SHARED_CASE(N, ...)                                 \
+  if constexpr (kTokens == N && kBf16) {                               \
+    AWQD_WGMMA_SHARED(N, "f32.bf16.bf16", __VA_ARGS__);                \
+  } else if constexpr (kTokens == N) {                                 \
+    AWQD_WGMMA_SHARED(N, "f32.f16.f16", __VA_ARGS__);                  \
+  } else
+
+// The same with a in shared memory too: 64 rows of 16 consecutive k, as b lies. A warp goes on while
+// the tensor cores work, where with a in registers it waits until they have taken it.
+template <int kTokens, bool kBf16>
+__device__ __forceinline__ void WgmmaShared(float (&d)[kTokens / 2], uint64_t a, uint64_t tokens,
+                                            int add) {
+  AWQD_WGMMA_SHARED_CASE(32, AWQD_L16, 16, 17, 18, AWQD_D16("f", 0))
+  AWQD_WGMMA_SHARED_CASE(64, AWQD_L32, 32, 33, 34, AWQD_D32("f", 0))
+  AWQD_WGMMA_SHARED_CASE(128, AWQD_L64, 64, 65, 66, AWQD_D64("f", 0))
+  AWQD_WGMMA_SHARED_CASE(256, AWQD_L128, 128, 129, 130, AWQD_D128("f", 0))
   { static_assert(kTokens == 0, "add a case for this number of tokens"); }
 }
 
