@@ -5,8 +5,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "server/engine/engine.h"
@@ -181,9 +183,76 @@ class RoutingEngine final : public Engine {
 
   absl::StatusOr<TaskHandle> SubmitToParts(std::unique_ptr<Work>* work,
                                            const SubmitOptions& options, TaskDone done) {
-    StagingPool& memory = staging();
-    AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(memory));
+    AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(staging()));
     work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
+    if (partition.next == nullptr) return SubmitPartition(partition, options, std::move(done));
+    const auto stages = std::make_shared<Stages>();
+    AWQD_RETURN_IF_ERROR(SubmitStage(partition, options, std::move(done), stages));
+    return TaskHandle([weak = std::weak_ptr<Stages>(stages)] {
+      if (const auto alive = weak.lock()) alive->Cancel();
+    });
+  }
+
+  // The handle of the stage of a request that was submitted last. Thread-safe.
+  class Stages {
+   public:
+    void Add(TaskHandle handle) {
+      {
+        MutexLock lock(&mu_);
+        if (!cancelled_) {
+          handles_.push_back(std::move(handle));
+          return;
+        }
+      }
+      handle.Cancel();
+    }
+    void Cancel() {
+      std::vector<TaskHandle> handles;
+      {
+        MutexLock lock(&mu_);
+        cancelled_ = true;
+        handles = std::exchange(handles_, {});
+      }
+      for (const TaskHandle& handle : handles) handle.Cancel();
+    }
+
+   private:
+    Mutex mu_;
+    bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+    std::vector<TaskHandle> handles_ ABSL_GUARDED_BY(mu_);
+  };
+
+  // Its last part to end submits the next stage, if there is one, or answers.
+  absl::Status SubmitStage(WorkPartition& partition, const SubmitOptions& options, TaskDone done,
+                           const std::shared_ptr<Stages>& stages) {
+    TaskDone ended = done;
+    if (partition.next != nullptr) {
+      ended = [this, options, stages, next = std::move(partition.next), done = std::move(done)](
+                  const absl::Status& status, Payload result, const ExecutionReport& report) {
+        const auto submit = [&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(status);
+          AWQD_ASSIGN_OR_RETURN(WorkPartition later, next(std::move(result)));
+          return SubmitStage(
+              later, options,
+              [done, report](const absl::Status& last, Payload whole,
+                             const ExecutionReport& of_later) {
+                ExecutionReport all = of_later;
+                AddStage(report, &all);
+                done(last, std::move(whole), all);
+              },
+              stages);
+        };
+        if (const absl::Status failed = submit(); !failed.ok()) done(failed, Payload(), report);
+      };
+    }
+    AWQD_ASSIGN_OR_RETURN(TaskHandle handle, SubmitPartition(partition, options, std::move(ended)));
+    stages->Add(std::move(handle));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<TaskHandle> SubmitPartition(WorkPartition& partition, const SubmitOptions& options,
+                                             TaskDone done) {
+    StagingPool& memory = staging();
     if (partition.reassembler == nullptr)
       return SubmitCounted(&partition.parts[0], options, std::move(done));
     const auto request =
