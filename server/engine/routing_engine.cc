@@ -125,7 +125,14 @@ class RoutingEngine final : public Engine {
   void Hurry() override {
     for (const auto& member : members_) member->engine->Hurry();
   }
+  // Later stages of accepted requests are still submitted.
   void Drain() override {
+    Hurry();
+    {
+      MutexLock lock(&mu_);
+      draining_ = true;
+      while (staged_ > 0) all_ended_.Wait(&mu_);
+    }
     for (const auto& member : members_) member->engine->Drain();
   }
 
@@ -186,16 +193,31 @@ class RoutingEngine final : public Engine {
     AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(staging()));
     work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
     if (partition.next == nullptr) return SubmitPartition(partition, options, std::move(done));
-    const auto stages = std::make_shared<Stages>();
+    const auto stages = std::make_shared<Stages>(this);
+    if (!stages->accepted()) return absl::UnavailableError("the server is draining");
     AWQD_RETURN_IF_ERROR(SubmitStage(partition, options, std::move(done), stages));
     return TaskHandle([weak = std::weak_ptr<Stages>(stages)] {
       if (const auto alive = weak.lock()) alive->Cancel();
     });
   }
 
-  // The handle of the stage of a request that was submitted last. Thread-safe.
+  // A request in stages, counted until its last one has ended; the handles of those submitted.
+  // Thread-safe.
   class Stages {
    public:
+    explicit Stages(RoutingEngine* engine) : engine_(engine) {
+      MutexLock lock(&engine_->mu_);
+      accepted_ = !engine_->draining_;
+      ++engine_->staged_;
+    }
+    ~Stages() {
+      MutexLock lock(&engine_->mu_);
+      if (--engine_->staged_ == 0) engine_->all_ended_.NotifyAll();
+    }
+    Stages(const Stages&) = delete;
+    Stages& operator=(const Stages&) = delete;
+
+    bool accepted() const { return accepted_; }
     void Add(TaskHandle handle) {
       {
         MutexLock lock(&mu_);
@@ -217,6 +239,8 @@ class RoutingEngine final : public Engine {
     }
 
    private:
+    RoutingEngine* const engine_;
+    bool accepted_ = false;
     Mutex mu_;
     bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
     std::vector<TaskHandle> handles_ ABSL_GUARDED_BY(mu_);
@@ -338,6 +362,10 @@ class RoutingEngine final : public Engine {
   std::vector<std::unique_ptr<Member>> members_;
   std::optional<ThreadPool> pool_;  // reassembles results of parts
   std::atomic<size_t> turn_{0};
+  Mutex mu_;
+  CondVar all_ended_;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t staged_ ABSL_GUARDED_BY(mu_) = 0;  // requests in stages
 };
 
 }  // namespace
