@@ -994,9 +994,10 @@ class _Product:
         if self.logits is not None:
             kinds["router"] = inference.Router(logits=empty(self.logits))
         if self.scales is not None:
-            raw, shape = bytes(self.scales.data), self.scales.shape or (1,)
-            if x.dtype in _arrays.OF_8_BITS:
-                raw, shape = None, shape[-1:] if len(shape) == len(x.shape) else (1,)
+            of_tokens, shape = x.dtype in _arrays.OF_8_BITS, self.scales.shape or (1,)
+            if of_tokens:
+                shape = shape[-1:] if len(shape) == len(x.shape) else (1,)
+            raw = None if of_tokens else bytes(self.scales.data)
             kinds["activation_scales"] = tensors.Tensor(dtype=self.scales.dtype, shape=shape, raw=raw)
         return b"".join([self.request.SerializeToString(), *self.parts, type(self.request)(**kinds).SerializeToString()])
 
