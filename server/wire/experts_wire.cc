@@ -15,7 +15,7 @@ namespace awqd::wire {
 namespace {
 
 constexpr DTypeMask kIds = MaskOf(DType::kInt32);
-constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kE4m3);
+constexpr DTypeMask kExpertActivations = kFloatingMask | MaskOf(DType::kE4m3);
 
 // [..., top_k] with the leading dimensions of the activations.
 absl::Status CheckIdsShape(const v1::Tensor& ids, const v1::Tensor& activations) {
@@ -183,7 +183,7 @@ QuantizationFields QuantizationOf(const Request& request) {
 template <typename Request, typename Work>
 absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int64_t experts,
                         int64_t max_send_bytes, std::optional<int64_t> cut_bytes, Job<Work>* job) {
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kActivations,
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kExpertActivations,
                                                         "activations", cut_bytes));
   Work& work = job->work;
   AWQD_ASSIGN_OR_RETURN(work.rows, CountTokens(x, in.k));
@@ -328,7 +328,7 @@ absl::StatusOr<std::vector<float>> TakeExpertScales(v1::Tensor* tensor, absl::st
 // The scales that E4M3 activations were sent with; kNone of others.
 template <typename Request>
 absl::StatusOr<SentScales> TakeSent(Request* request, std::optional<int64_t> cut_bytes) {
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kActivations,
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kExpertActivations,
                                                         "activations", cut_bytes));
   if (x.dtype != DType::kE4m3) return SentScales{ActivationQuantization::kNone, {}};
   return TakeSentScales(request->mutable_activation_scales(), x);
@@ -412,7 +412,7 @@ absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, 
 absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
   AWQD_RETURN_IF_ERROR(CheckSource(request, "the path of a stack of experts"));
-  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, kFloatingMask));
+  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kExpertActivations, kFloatingMask));
   if (!request.has_expert_ids() && !request.has_router()) {
     return FieldError("expert_ids", "nothing",
                       "an INT32 tensor of shape [..., top_k], or a router");
@@ -439,7 +439,7 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
   } else if (!request.has_packed()) {
     return FieldError("mlp", "nothing", "mlp {model, path}, or packed");
   }
-  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, kFloatingMask));
+  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kExpertActivations, kFloatingMask));
   QuantizationFields in = QuantizationOf(request), middle = in;
   middle.activations = v1::FP32;
   // Of E4M3 activations the field says how what enters down is rounded.
