@@ -119,7 +119,8 @@ struct GroupedMatmulCall {
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;  // to E4M3
-  std::optional<Tensor> activation_scales = std::nullopt;  // of FP8_STATIC: [1] or [experts]
+  // Of FP8_E4M3 activations as in MatmulCall; of FP8_STATIC [1] or [experts].
+  std::optional<Tensor> activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";
   std::optional<v1::SharedMemory> shared_activations = std::nullopt;
@@ -142,7 +143,8 @@ struct GatedMlpCall {
   v1::ActivationParameters activation_parameters = {};  // not set: the function's defaults
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;  // to E4M3
   // With FP8_STATIC: the scales of x, and of the rows that enter the last product. [1], or one for
-  // each expert and then for the shared one.
+  // each expert and then for the shared one. Of FP8_E4M3 x as in MatmulCall; activation_quantization
+  // is then of those rows alone.
   std::optional<Tensor> activation_scales = std::nullopt, down_activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";

@@ -99,7 +99,8 @@ void ClearContents(Request* request) {
     if (request->has_expert_ids()) request->mutable_expert_ids()->clear_raw();
     if (request->has_router_weights()) request->mutable_router_weights()->clear_raw();
     if (request->has_router()) request->mutable_router()->mutable_logits()->clear_raw();
-  } else if (request->has_activation_scales() && request->activation_scales().raw().empty()) {
+  }
+  if (request->has_activation_scales() && request->activation_scales().raw().empty()) {
     request->mutable_activation_scales()->clear_raw();
   }
 }

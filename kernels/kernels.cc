@@ -69,31 +69,35 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
   return absl::OkStatus();
 }
 
-bool HasCodes(const MatmulArgs& args) { return args.x.dtype == DType::kE4m3; }
-bool HasCodes(const GroupedArgs&) { return false; }
+// The weight whose order, factor and transform are those of the product.
+const DeviceWeight& WeightOf(const MatmulArgs& args) { return *args.weight; }
+const DeviceWeight& WeightOf(const GroupedArgs& args) { return *args.experts.front(); }
+
+bool HasCodes(const ConstMatrixView& x) { return x.dtype == DType::kE4m3; }
+
+// The type in which rows see x: the prologue gives E4M3 to rows that do not read it in FP32.
+DType SeenDType(const ConstMatrixView& x) { return HasCodes(x) ? DType::kFp32 : x.dtype; }
 
 // Checks a product of activations that are E4M3 already.
-absl::Status CheckCodes(const MatmulArgs& args) {
-  const DeviceWeight& weight = *args.weight;
+absl::Status CheckCodes(const DeviceWeight& weight, ActivationQuantization quantization) {
   constexpr absl::string_view kNoCodes = "activations dtype: got E4M3, expected a floating type: ";
   if (weight.transforms_input()) {
     return Invalid(kNoCodes, "the weight has a ", InputTransform(weight));
   }
-  const bool blocks = args.quantization == ActivationQuantization::kFloat8PerBlock;
+  const bool blocks = quantization == ActivationQuantization::kFloat8PerBlock;
   if (blocks && weight.sections.Has(Part::kOrder)) {
     return Invalid(kNoCodes, "the weight's order mixes the blocks of in-features that have scales");
   }
-  if (blocks || args.quantization == ActivationQuantization::kFloat8Static) return absl::OkStatus();
+  if (blocks || quantization == ActivationQuantization::kFloat8Static) return absl::OkStatus();
   return Invalid("activation quantization: got one of E4M3 activations, expected none");
 }
-absl::Status CheckCodes(const GroupedArgs&) { return absl::OkStatus(); }
 
 // Args: MatmulArgs or GroupedArgs.
 template <typename Args>
 absl::Status CheckFloat8(const Args& args) {
   bool wants_scales = HasGivenScales(args.quantization);
-  if (HasCodes(args)) {
-    AWQD_RETURN_IF_ERROR(CheckCodes(args));
+  if (HasCodes(args.x)) {
+    AWQD_RETURN_IF_ERROR(CheckCodes(WeightOf(args), args.quantization));
     wants_scales = true;
   } else if (!IsFloating(args.x.dtype)) {
     return Invalid("activation quantization: got one of ", Name(args.x.dtype),
@@ -360,8 +364,7 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
   if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
   if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
   if (op == Op::kFloat8Activations) AWQD_RETURN_IF_ERROR(CheckFloat8(args));
-  // The prologue gives E4M3 to rows that do not read it in FP32.
-  const DType x = op == Op::kFloat8Activations && HasCodes(args) ? DType::kFp32 : args.x.dtype;
+  const DType x = op == Op::kFloat8Activations ? SeenDType(args.x) : args.x.dtype;
   const KernelRow* row = RowFor(args.weight->plan, op, path, m, x);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));
@@ -413,7 +416,7 @@ const KernelRow* GroupedRow(const GroupedArgs& args) {
     if (row == nullptr) row = own;
     return own != nullptr && own == row && IsGroupable(weight, *args.experts.front());
   });
-  return alike && (row->inputs & MaskOf(args.x.dtype)) != 0 ? row : nullptr;
+  return alike && Takes(*row, float8 ? SeenDType(args.x) : args.x.dtype) ? row : nullptr;
 }
 
 int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row) {

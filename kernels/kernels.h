@@ -92,8 +92,9 @@ int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row);
 bool IsGroupable(const DeviceWeight& weight, const DeviceWeight& first);
 int64_t GroupedTableBytes(const GroupedArgs& args);
 absl::Status MakeGroupedTable(const GroupedTableArgs& args, Device& device, StreamView stream);
-// Enqueues the products. There is at least one row. INVALID_ARGUMENT for a quantisation of x that is
-// not floating, and for scales that are missing or not wanted.
+// Enqueues the products. There is at least one row. E4M3 x has a quantisation and scales as in
+// MatmulArgs. INVALID_ARGUMENT for a quantisation of INT8 x, and for scales that are missing or not
+// wanted.
 absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream);
 
 // --- The steps between the products of experts and of a gated MLP ---

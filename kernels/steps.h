@@ -157,10 +157,13 @@ struct GateArgs {
 // out[i] = sigmoid(sum over k of x[i, k] * gates[which[i], k]), summed in an order that depends on K
 // alone: the gate of a shared expert (Qwen2MoeSparseMoeBlock of transformers).
 struct TokenGateArgs {
-  ConstMatrixView x;               // [tokens, K], a floating type
+  ConstMatrixView x;               // [tokens, K], a floating type, or E4M3 times `scales`
   const float* gates = nullptr;    // FP32 [.., K]
   const int32_t* which = nullptr;  // int32 [tokens]
-  float* out = nullptr;            // FP32 [tokens]
+  // FP32 [tokens, ceil(K / scaled)], one for each `scaled` in-features of a token; null: all are 1.
+  const float* scales = nullptr;
+  int64_t scaled = 0;
+  float* out = nullptr;  // FP32 [tokens]
 };
 
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32

@@ -263,7 +263,7 @@ void AddQuantization(CLI::App* sub, Flags& flags) {
       "as the checkpoint says. INT8 is for a weight alone. never: not by the server's own default "
       "either");
   AddScales(sub, "", flags.activation_scale, flags.activation_scales,
-            "activations, which may also be sent as int8 or fp8_e4m3");
+            "activations, which may also be sent as int8");
 }
 
 void AddProduct(CLI::App* sub, Flags& flags) {

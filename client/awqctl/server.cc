@@ -128,6 +128,8 @@ std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
   }
   if (!weight.float8_kernel().empty()) {
     out.push_back(absl::StrCat("E4M3 activations ", weight.float8_kernel(), Declared(weight)));
+  } else if (weight.activations() >= v1::FP8_PER_TOKEN) {
+    out.push_back(absl::StrCat("E4M3 activations are rounded, then as others", Declared(weight)));
   }
   if (!weight.a8_kernel().empty()) {
     out.push_back(absl::StrCat("quantised activations ", weight.a8_kernel(), Declared(weight)));

@@ -225,6 +225,9 @@ absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView) {
     for (int64_t i = 0; i < k; i += kChunk) {
       const int64_t count = std::min(kChunk, k - i);
       LoadStaged({.x = args.x}, token, i, count, chunk, bodies);
+      for (int64_t n = 0; args.scales != nullptr && n < count; ++n) {
+        chunk[n] *= args.scales[token * CeilDiv(k, args.scaled) + (i + n) / args.scaled];
+      }
       for (int64_t n = 0; n < count; ++n) sum += double{chunk[n]} * gate[i + n];
     }
     args.out[token] = 1 / (1 + std::exp(-static_cast<float>(sum)));

@@ -82,6 +82,24 @@ absl::StatusOr<ActivationFunction> ToSingleActivation(int32_t activation) {
   return BadValue("args->activation", Name(out), "one of a single product");
 }
 
+absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
+  switch (quantization) {
+    case AWQD_UNQUANTIZED:
+      return ActivationQuantization::kNone;
+    case AWQD_INT8_PER_TOKEN:
+      return ActivationQuantization::kPerToken;
+    case AWQD_INT8_STATIC:
+      return ActivationQuantization::kStatic;
+    case AWQD_FP8_PER_TOKEN:
+      return ActivationQuantization::kFloat8PerToken;
+    case AWQD_FP8_PER_BLOCK_128:
+      return ActivationQuantization::kFloat8PerBlock;
+    case AWQD_FP8_STATIC:
+      return ActivationQuantization::kFloat8Static;
+  }
+  return BadValue("args->quantization", quantization, "an awqd_quantization");
+}
+
 absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m) {
   switch (path) {
     case AWQD_PATH_AUTO:

@@ -19,6 +19,7 @@ absl::StatusOr<DType> ToFloating(absl::string_view name, int32_t dtype);
 absl::StatusOr<ActivationFunction> ToActivation(int32_t activation);
 // One that is not of gated MLPs alone.
 absl::StatusOr<ActivationFunction> ToSingleActivation(int32_t activation);
+absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization);
 // AWQD_PATH_AUTO by the number of tokens.
 absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m);
 absl::Status CheckTokens(int64_t m);

@@ -260,8 +260,9 @@ AWQD_API void awqd_stack_free(awqd_stack* stack);
 
 // y[t, j] = activation(x[t] W[id] + bias[id]) of expert id = expert_ids[t, j]; with router weights
 // y[t] is the sum over j of router_weights[t, j] y[t, j], in FP32 and rounded once. Biases are the
-// weights' own. Kernels find the rows of each expert, so a CUDA graph can be replayed with other
-// ids. An id that is no expert's is INVALID_ARGUMENT on a CPU; on a GPU its y[t, j] is 0.
+// weights' own. x may be rounded to E4M3 first, as in awqd_matmul_args, but not by given scales.
+// Kernels find the rows of each expert, so a CUDA graph can be replayed with other ids. An id that is
+// no expert's is INVALID_ARGUMENT on a CPU; on a GPU its y[t, j] is 0.
 typedef struct awqd_grouped_matmul_args {
   size_t size;
   int64_t m;                    // tokens
@@ -273,6 +274,7 @@ typedef struct awqd_grouped_matmul_args {
   int32_t x_dtype;
   int32_t y_dtype;
   int32_t activation;
+  int32_t quantization;  // AWQD_UNQUANTIZED, AWQD_FP8_PER_TOKEN or AWQD_FP8_PER_BLOCK_128
 } awqd_grouped_matmul_args;
 
 // As awqd_matmul_workspace and awqd_matmul. The bytes suffice for any smaller m of the same top_k.
@@ -301,6 +303,7 @@ typedef struct awqd_grouped_mlp_args {
   float alpha;
   float beta;
   float linear_beta;
+  int32_t quantization;  // of x, and of what enters down
 } awqd_grouped_mlp_args;
 
 AWQD_API int awqd_grouped_mlp_workspace(const awqd_grouped_mlp_args* args, int64_t* bytes);

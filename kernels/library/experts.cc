@@ -123,13 +123,23 @@ struct ExpertsCall {
   SortArgs sort;
   GatherArgs gather;
   absl::InlinedVector<StackProduct, 3> products;
-  GateArgs gate;  // before the last product, if count > 0
+  GateArgs gate;                  // before the last product, if count > 0
+  bool gate_in_prologue = false;  // of the last product
   CombineArgs combine;
   void* workspace = nullptr;  // of one product at a time
   int64_t bytes = 0;          // of everything
 
   ConstMatrixView x(DType dtype, int64_t k) const { return {gather.out, dtype, sort.choices, k}; }
 };
+
+// Of those that a device can make for each row by itself.
+absl::StatusOr<ActivationQuantization> ToRowQuantization(int32_t quantization) {
+  AWQD_ASSIGN_OR_RETURN(const ActivationQuantization out, ToQuantization(quantization));
+  const bool rounds = IsFloat8(out) && !HasGivenScales(out);
+  if (rounds || out == ActivationQuantization::kNone) return out;
+  return BadValue("args->quantization", quantization,
+                  "AWQD_UNQUANTIZED, AWQD_FP8_PER_TOKEN or AWQD_FP8_PER_BLOCK_128 of experts");
+}
 
 // The arguments that both kinds of calls have.
 template <typename Args>
@@ -194,8 +204,11 @@ int64_t WorkspaceOf(const StackProduct& product, const ExpertsCall& call) {
   int64_t bytes = 0;
   if (call.on_gpu) {
     const GroupedArgs whole = product.Whole();
-    for (const PlanEntry& entry : product.firsts[0]->plan.grouped) {
-      bytes = std::max(bytes, GroupedWorkspaceBytes(whole, *entry.row));
+    const WeightPlan& plan = product.firsts[0]->plan;
+    for (const auto* rows : {&plan.grouped, &plan.grouped_float8}) {
+      for (const PlanEntry& entry : *rows) {
+        bytes = std::max(bytes, GroupedWorkspaceBytes(whole, *entry.row));
+      }
     }
     return bytes;
   }
@@ -205,7 +218,8 @@ int64_t WorkspaceOf(const StackProduct& product, const ExpertsCall& call) {
     bytes = std::max(bytes, BytesOf({.weight = expert.get(),
                                      .x = product.args.x,
                                      .y = product.args.y,
-                                     .activation = product.args.activation}));
+                                     .activation = product.args.activation,
+                                     .quantization = product.args.quantization}));
   }
   return bytes;
 }
@@ -231,6 +245,7 @@ absl::StatusOr<ExpertsCall> ReadGroupedMatmul(const awqd_stack* stack,
                          .y = {const_cast<void*>(call.combine.in), DType::kFp32, call.sort.choices,
                                call.combine.cols}};
   AWQD_ASSIGN_OR_RETURN(product.activation, ToSingleActivation(args->activation));
+  AWQD_ASSIGN_OR_RETURN(product.quantization, ToRowQuantization(args->quantization));
   AWQD_RETURN_IF_ERROR(AddProduct({stack}, product, &room, &call));
   TakeWorkspace(&room, &call);
   return call;
@@ -265,10 +280,17 @@ absl::StatusOr<ExpertsCall> ReadGroupedMlp(const awqd_grouped_mlp_args* args, vo
   Room room(data);
   AWQD_RETURN_IF_ERROR(ReadChoices(*args, gate, *down, &room, &call));
   AWQD_ASSIGN_OR_RETURN(const DType x, ToFloating("args->x_dtype", args->x_dtype));
+  AWQD_ASSIGN_OR_RETURN(const ActivationQuantization how, ToRowQuantization(args->quantization));
+  const bool rounds = how != ActivationQuantization::kNone;
+  // Their rows read rounded numbers in the type of x, of which FP16 may not hold the middle.
+  const auto is_vector = [](const awqd_stack& stack) {
+    return stack.shape().scheme.code == CodeKind::kVector;
+  };
+  const bool in_fp32 = rounds && (is_vector(gate) || is_vector(*up) || is_vector(*down));
   const int64_t rows = call.sort.choices;
   const bool one_kernel = call.on_gpu && IsGroupable(*up->experts[0], *gate.experts[0]);
   const bool half = call.on_gpu && middle % 8 == 0;
-  const bool narrow = one_kernel && half && rows >= kNarrowRows && SizeOf(x) == 2 &&
+  const bool narrow = one_kernel && half && !in_fp32 && rows >= kNarrowRows && SizeOf(x) == 2 &&
                       !call.device->info().batch_invariant && !gate.has_bias && !up->has_bias &&
                       !down->has_bias;
   const DType between = narrow ? x : DType::kFp32;
@@ -277,11 +299,13 @@ absl::StatusOr<ExpertsCall> ReadGroupedMlp(const awqd_grouped_mlp_args* args, vo
 
   void* const both = room.TakeBytes(2 * rows * middle * 4);
   auto* const factors = room.TakeArray<float>(rows);
-  if (narrow && x == DType::kFp16) call.gather.factors = factors;
+  if (narrow && !rounds && x == DType::kFp16) call.gather.factors = factors;
   const int64_t bytes = rows * middle * SizeOf(between);
   GroupedArgs first = {.x = call.x(x, k),
                        .y = {both, between, one_kernel ? 2 * rows : rows, middle},
-                       .x_scale = call.gather.factors};
+                       .x_scale = call.gather.factors,
+                       .quantization = how,
+                       .sums_factor = narrow && rounds ? NarrowFactor(x) : 1};
   if (one_kernel) {
     AWQD_RETURN_IF_ERROR(AddProduct({&gate, up}, first, &room, &call));
   } else {
@@ -297,8 +321,14 @@ absl::StatusOr<ExpertsCall> ReadGroupedMlp(const awqd_grouped_mlp_args* args, vo
   call.gate.dtype = between;
   call.gate.sums_factor = NarrowFactor(sums);
   GroupedArgs last = {.x = {both, DType::kFp32, rows, middle},
-                      .y = {const_cast<void*>(call.combine.in), sums, rows, call.combine.cols}};
-  if (half) {
+                      .y = {const_cast<void*>(call.combine.in), sums, rows, call.combine.cols},
+                      .quantization = how};
+  if (half && rounds) {
+    call.gate_in_prologue = true;
+    call.gate.cols = middle;
+    last.x.dtype = between;
+    last.sums_factor = NarrowFactor(sums);
+  } else if (half) {
     call.gate.half = room.TakeArray<uint16_t>(rows * middle);
     call.gate.half_scale = room.TakeArray<float>(rows);
     call.gate.cols = middle;
@@ -335,7 +365,8 @@ absl::Status MultiplyOneByOne(const StackProduct& product, const ExpertsCall& ca
         .y = {static_cast<char*>(all.y.data) + begin * y_row, all.y.dtype, rows, all.y.cols},
         .bias = weight.bias(),
         .workspace = call.workspace,
-        .activation = all.activation};
+        .activation = all.activation,
+        .quantization = all.quantization};
     AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, {}));
   }
   return absl::OkStatus();
@@ -346,6 +377,7 @@ absl::Status MultiplyStack(const StackProduct& product, const ExpertsCall& call,
   if (!call.on_gpu) return MultiplyOneByOne(product, call);
   GroupedArgs args = product.Whole();
   args.workspace = call.workspace;
+  if (call.gate_in_prologue && &product == &call.products.back()) args.gate = &call.gate;
   return GroupedMatmul(args, *product.row, stream);
 }
 
@@ -370,7 +402,7 @@ absl::Status RunExperts(const ExpertsCall& call, StreamView stream) {
   }
   AWQD_RETURN_IF_ERROR(GatherRows(call.gather, *call.device, stream));
   for (const StackProduct& product : call.products) {
-    if (&product == &call.products.back()) {
+    if (&product == &call.products.back() && !call.gate_in_prologue) {
       AWQD_RETURN_IF_ERROR(MultiplyByUp(call.gate, *call.device, stream));
     }
     AWQD_RETURN_IF_ERROR(MultiplyStack(product, call, stream));

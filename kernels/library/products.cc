@@ -11,24 +11,6 @@
 namespace awqd::library {
 namespace {
 
-absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
-  switch (quantization) {
-    case AWQD_UNQUANTIZED:
-      return ActivationQuantization::kNone;
-    case AWQD_INT8_PER_TOKEN:
-      return ActivationQuantization::kPerToken;
-    case AWQD_INT8_STATIC:
-      return ActivationQuantization::kStatic;
-    case AWQD_FP8_PER_TOKEN:
-      return ActivationQuantization::kFloat8PerToken;
-    case AWQD_FP8_PER_BLOCK_128:
-      return ActivationQuantization::kFloat8PerBlock;
-    case AWQD_FP8_STATIC:
-      return ActivationQuantization::kFloat8Static;
-  }
-  return BadValue("args->quantization", quantization, "an awqd_quantization");
-}
-
 struct Product {
   MatmulArgs args;
   Path path = Path::kFused;

@@ -289,6 +289,8 @@ std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo
   for (const PlanEntry& entry : plan.rows.quantized) {
     absl::StrAppend(&out, "; quantised activations M >= ", entry.min_m, ": ", entry.row->name);
   }
+  if (plan.rows.float8.empty())
+    absl::StrAppend(&out, "; E4M3 activations: rounded, then as others");
   for (const PlanEntry& entry : plan.rows.float8) {
     absl::StrAppend(&out, "; E4M3 activations M >= ", entry.min_m, ": ", entry.row->name);
   }

@@ -115,7 +115,8 @@ void AddDeviceFlags(FlagTable& table, Options& options) {
   table.Flag("fp8_activations", options.rpc.fp8_activations,
              "Round floating-point activations of products to E4M3 where the weight's "
              "checkpoint declares it and the request does not say otherwise (FP8_AS_DECLARED). "
-             "Hopper GPUs multiply them at twice the rate of 16 bits; the error is about 4 %.");
+             "Hopper GPUs multiply them at twice the rate of 16 bits, other devices after the "
+             "rounding as they multiply others; the error is about 4 %.");
 }
 
 void AddListenFlags(FlagTable& table, Options& options) {

@@ -2,12 +2,14 @@
 // token's rows are combined. A gated MLP is three products, and the gate between them.
 #include "server/engine/experts_work.h"
 
+#include <cmath>
 #include <numeric>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
+#include "kernels/exact.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
 #include "server/engine/reassembly.h"
@@ -73,7 +75,9 @@ absl::Status RunOneByOne(Lane& lane, const ExpertProduct& product, ExecutionRepo
     args.bias = product.bias != nullptr ? product.bias + e * product.y.cols : weight.bias();
     args.activation = product.activation;
     args.quantization = product.rounding.how;
-    if (product.rounding.scales != nullptr) args.scales = product.rounding.scales + begin;
+    if (product.rounding.scales != nullptr) {
+      args.scales = product.rounding.scales + begin * product.rounding.each;
+    }
     const Path path = product.path.value_or(ChoosePath(lane, weight, rows, args.quantization));
     AWQD_RETURN_IF_ERROR(RunProduct(lane, args, path, report));
   }
@@ -114,9 +118,14 @@ Rounding CopyRounding(const Rounding& rounding, absl::Span<const int64_t> expert
   return out;
 }
 
-// Gives each row of an expert the expert's scale.
+// Gives each row of an expert the expert's scale. `own`: the scales of each row instead, or none.
 absl::StatusOr<RowRounding> UploadRounding(Lane& lane, const Rounding& rounding,
-                                           absl::Span<const int64_t> ends, UploadedLists* lists) {
+                                           absl::Span<const int64_t> ends,
+                                           absl::Span<const float> own, UploadedLists* lists) {
+  if (!own.empty()) {
+    AWQD_ASSIGN_OR_RETURN(const float* const there, lane.Upload(own));
+    return RowRounding{rounding.how, there, static_cast<int64_t>(own.size()) / ends.back()};
+  }
   const std::vector<float>& scales = rounding.scales;
   if (!HasGivenScales(rounding.how)) return RowRounding{rounding.how};
   std::vector<float>& of_rows = lists->emplace_back();
@@ -152,7 +161,15 @@ absl::StatusOr<WorkPartition> GroupedMatmulWork::Partition(StagingPool& staging)
       return out;
     });
   }
-  if (weight.partitioned_at_rows()) return PartitionAtRows(staging);
+  if (weight.partitioned_at_rows()) {
+    return PartitionAtRows({.count = y_rows(),
+                            .cols = n,
+                            .terms = summed ? top_k : 1,
+                            .weights = router_weights,
+                            .activation = activation,
+                            .y_dtype = out_dtype},
+                           staging);
+  }
   const std::vector<int64_t> all = NumbersBelow(experts());
   return PartitionColumns({weight, {0, n}, y_rows(), SizeOf(out_dtype)},
                           [&](size_t, model::ColumnSpan columns) {
@@ -162,14 +179,9 @@ absl::StatusOr<WorkPartition> GroupedMatmulWork::Partition(StagingPool& staging)
                           });
 }
 
-absl::StatusOr<WorkPartition> GroupedMatmulWork::PartitionAtRows(StagingPool& staging) const {
+absl::StatusOr<WorkPartition> GroupedMatmulWork::PartitionAtRows(const Reduction& reduction,
+                                                                 StagingPool& staging) const {
   const model::PlacedWeight& weight = *stack->experts.front();
-  const Reduction reduction = {.count = y_rows(),
-                               .cols = weight.shape.n,
-                               .terms = summed ? top_k : 1,
-                               .weights = router_weights,
-                               .activation = activation,
-                               .y_dtype = out_dtype};
   // All of a token is rounded by one scale, as on one device; parts begin with a block of 128.
   GroupedMatmulWork like = *this;
   if (rounding.how == ActivationQuantization::kFloat8PerToken) {
@@ -179,6 +191,9 @@ absl::StatusOr<WorkPartition> GroupedMatmulWork::PartitionAtRows(StagingPool& st
   const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<GroupedMatmulWork>(like);
     AWQD_ASSIGN_OR_RETURN(part->x, CopyColumns({x, x_dtype, rows}, weight.parts[i], staging));
+    if (x_dtype == DType::kE4m3 && rounding.how == ActivationQuantization::kFloat8PerBlock) {
+      part->token_scales = CopyBlockScales(token_scales, rows, weight, weight.parts[i]);
+    }
     part->out_dtype = DType::kFp32;
     part->summed = false;
     part->router_weights.clear();
@@ -204,12 +219,8 @@ absl::Status GroupedMatmulWork::Compute(Lane& lane, const RoutedTokens& routed, 
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(bias));
   }
   UploadedLists lists;
-  if (token_scales.empty()) {
-    AWQD_ASSIGN_OR_RETURN(product.rounding, UploadRounding(lane, rounding, routed.ends, &lists));
-  } else {
-    AWQD_ASSIGN_OR_RETURN(product.rounding.scales, lane.Upload(routed.scales));
-    product.rounding.how = rounding.how;
-  }
+  AWQD_ASSIGN_OR_RETURN(product.rounding,
+                        UploadRounding(lane, rounding, routed.ends, routed.scales, &lists));
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   return CombineAndFetch(lane, routed, product.y, nullptr, y);
 }
@@ -250,7 +261,7 @@ batching::BatchKey GatedMlpWork::merge_key() const {
   if (own || !gate_up_bias.empty() || !down_bias.empty()) return {};
   batching::BatchKey out = {
       .subject = &Here(*mlp_.gate),
-      .variant = variant(roundings),
+      .variant = variant(roundings) | uint64_t{ends_in_middle_} << 27,
       .constants = {parameters.limit, parameters.alpha, parameters.beta, parameters.linear_beta}};
   for (size_t i = 1; i < first_experts_.size(); ++i) {
     out.further[i - 1] = first_experts_[i]->parts[part].weight.get();
@@ -336,27 +347,109 @@ absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) cons
     return PartitionExperts(*mlp_.gate, staging, make, MakeSharedPart());
   }
   AWQD_RETURN_IF_ERROR(CheckPartitionedAlike(0));
-  for (const Stacks* stacks : {&mlp_, &shared_}) {
-    if (stacks->of_down.how != ActivationQuantization::kFloat8PerToken) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        name(), ": got activations that are rounded to E4M3 by a scale of each token, of which ",
-        first_experts_[2]->devices(),
-        " have a part each before down, expected scales of blocks or static ones; or serve with "
-        "--shard=replicas, --shard=models or --shard=experts"));
-  }
   if (shared_.gate != nullptr) AWQD_RETURN_IF_ERROR(CheckSharedPartitioned());
+  const auto by_token = [](const Stacks& stacks) {
+    return stacks.of_down.how == ActivationQuantization::kFloat8PerToken;
+  };
+  if (by_token(mlp_) || by_token(shared_)) return PartitionInStages(staging);
   const Reduction reduction = {
       .count = y_rows(), .cols = mlp_.down->shape().n, .y_dtype = out_dtype};
   const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
-    auto part = std::make_unique<GatedMlpWork>(*this);
-    part->out_dtype = DType::kFp32;
     const model::WeightPart& columns = first_experts_[0]->parts[i];
-    part->gate_up_bias = CopyBias(gate_up_bias, mlp_.gate->shape().n, NumbersBelow(2 * experts()),
-                                  {columns.col_begin, columns.col_end()});
+    std::unique_ptr<GatedMlpWork> part = MakeColumns({columns.col_begin, columns.col_end()});
     if (i > 0) part->down_bias.clear();  // the weights' own is with the first part too
     return part;
   };
   return PartitionPartialSums(reduction, first_experts_[0]->parts.size(), make);
+}
+
+std::unique_ptr<GatedMlpWork> GatedMlpWork::MakeColumns(model::ColumnSpan columns) const {
+  auto out = std::make_unique<GatedMlpWork>(*this);
+  out->out_dtype = DType::kFp32;
+  out->gate_up_bias =
+      CopyBias(gate_up_bias, mlp_.gate->shape().n, NumbersBelow(2 * experts()), columns);
+  return out;
+}
+
+absl::StatusOr<WorkPartition> GatedMlpWork::PartitionInStages(StagingPool& staging) const {
+  const auto whole = std::make_shared<GatedMlpWork>(*this);
+  const auto run_experts = [whole, weights = ComputeSharedWeights(),
+                            &staging](Payload added) -> absl::StatusOr<WorkPartition> {
+    WorkPartition out = whole->PartitionMiddle();
+    whole->FreeInputs();  // the parts have it
+    const Reduction reduction = {.count = whole->y_rows(),
+                                 .cols = whole->last().n,
+                                 .terms = whole->summed ? whole->top_k : 1,
+                                 .weights = whole->router_weights,
+                                 .y_dtype = whole->out_dtype,
+                                 .added = std::move(added),
+                                 .added_weights = weights};
+    out.next = [whole, reduction, &staging](Payload middle) {
+      return whole->PartitionDown(reduction, std::move(middle), staging);
+    };
+    return out;
+  };
+  if (shared_.gate == nullptr) return run_experts(Payload());
+  const std::shared_ptr<GatedMlpWork> shared = MakeSharedPart();
+  WorkPartition out = shared->PartitionMiddle();
+  shared->FreeInputs();
+  out.next = [shared, run_experts, &staging](Payload middle) -> absl::StatusOr<WorkPartition> {
+    const Reduction sums = {
+        .count = shared->rows, .cols = shared->last().n, .y_dtype = DType::kFp32};
+    AWQD_ASSIGN_OR_RETURN(WorkPartition down,
+                          shared->PartitionDown(sums, std::move(middle), staging));
+    down.next = run_experts;
+    return down;
+  };
+  return out;
+}
+
+WorkPartition GatedMlpWork::PartitionMiddle() const {
+  const model::PlacedWeight& gate = *first_experts_[0];
+  const ColumnResult result = {gate, {0, gate.shape.n}, choices(), SizeOf(DType::kFp32)};
+  return PartitionColumns(result, [&](size_t, model::ColumnSpan columns) {
+    std::unique_ptr<GatedMlpWork> part = MakeColumns(columns);
+    part->shared_ = {};
+    part->first_experts_.resize(3);
+    part->summed = false;
+    part->router_weights.clear();
+    part->shared_expert_gate.clear();
+    part->ends_in_middle_ = true;
+    return part;
+  });
+}
+
+absl::StatusOr<WorkPartition> GatedMlpWork::PartitionDown(const Reduction& reduction,
+                                                          Payload middle,
+                                                          StagingPool& staging) const {
+  GroupedMatmulWork down;
+  static_cast<RoutedWork&>(down) = *this;
+  down.stack = mlp_.down;
+  down.bias = down_bias;
+  down.rounding = mlp_.of_down;
+  down.x = std::move(middle);
+  down.x_dtype = DType::kFp32;
+  down.token_scales.clear();
+  down.rows = choices();
+  down.top_k = 1;
+  down.shared_expert_gate.clear();
+  down.activation = ActivationFunction::kNone;
+  return down.PartitionAtRows(reduction, staging);
+}
+
+std::vector<float> GatedMlpWork::ComputeSharedWeights() const {
+  const int64_t k = first().k, each = scales_each();
+  std::vector<float> out;
+  for (int64_t token = 0; token < (shared_expert_gate.empty() ? 0 : rows); ++token) {
+    double sum = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      float value = LoadElement(x.data(), x_dtype, token * k + i);
+      if (each > 0) value *= token_scales[token * each + (each == 1 ? 0 : i / kScaledBlock)];
+      sum += double{value} * shared_expert_gate[i];
+    }
+    out.push_back(1 / (1 + std::exp(-static_cast<float>(sum))));
+  }
+  return out;
 }
 
 std::unique_ptr<GatedMlpWork> GatedMlpWork::MakeSharedPart() const {
@@ -374,39 +467,48 @@ std::unique_ptr<GatedMlpWork> GatedMlpWork::MakeSharedPart() const {
   return out;
 }
 
-absl::Status GatedMlpWork::RunToDown(Lane& lane, const Stacks& stacks, DType dtype,
-                                     float sums_factor, ExpertProduct* product,
-                                     UploadedLists* lists, ExecutionReport* report) const {
+absl::Status GatedMlpWork::RunGateAndUp(Lane& lane, const Stacks& stacks,
+                                        absl::Span<const float> scales, DType dtype,
+                                        ExpertProduct* product, UploadedLists* lists,
+                                        ExecutionReport* report) const {
   const int64_t middle = Here(*stacks.gate).shape.n, both_rows = 2 * product->rows();
   product->stack = stacks.gate.get();
   product->also = stacks.up.get();
-  const auto upload = [&](const Rounding& rounding) {
-    return UploadRounding(lane, rounding, product->ends, lists);
-  };
-  AWQD_ASSIGN_OR_RETURN(product->rounding, upload(stacks.of_gate));
+  AWQD_ASSIGN_OR_RETURN(product->rounding,
+                        UploadRounding(lane, stacks.of_gate, product->ends, scales, lists));
   product->also_rounding = product->rounding;
   if (stacks.of_up != stacks.of_gate) {
-    AWQD_ASSIGN_OR_RETURN(product->also_rounding, upload(stacks.of_up));
+    AWQD_ASSIGN_OR_RETURN(product->also_rounding,
+                          UploadRounding(lane, stacks.of_up, product->ends, {}, lists));
   }
-  // The rows of gate, then those of up.
   product->y = {nullptr, dtype, both_rows, middle};
   const int64_t bytes = both_rows * middle * SizeOf(dtype);
   AWQD_ASSIGN_OR_RETURN(product->y.data, lane.AllocateScratch(kMiddleSlot, bytes));
-  AWQD_RETURN_IF_ERROR(RunExperts(lane, *product, report));
+  return RunExperts(lane, *product, report);
+}
+
+absl::Status GatedMlpWork::RunToDown(Lane& lane, const Stacks& stacks,
+                                     absl::Span<const float> scales, DType dtype, float sums_factor,
+                                     ExpertProduct* product, UploadedLists* lists,
+                                     ExecutionReport* report) const {
+  AWQD_RETURN_IF_ERROR(RunGateAndUp(lane, stacks, scales, dtype, product, lists, report));
   product->stack = stacks.down.get();
   product->also = nullptr;
   product->bias = nullptr;
   product->gather = nullptr;
-  AWQD_ASSIGN_OR_RETURN(product->rounding, upload(stacks.of_down));
+  AWQD_ASSIGN_OR_RETURN(product->rounding,
+                        UploadRounding(lane, stacks.of_down, product->ends, {}, lists));
   return MultiplyGate(lane, product->y, sums_factor, product);
 }
 
-absl::StatusOr<const float*> GatedMlpWork::RunShared(Lane& lane, const ConstMatrixView& tokens,
+absl::StatusOr<const float*> GatedMlpWork::RunShared(Lane& lane, const RoutedTokens& routed,
                                                      UploadedLists* lists,
                                                      ExecutionReport* report) const {
+  const ConstMatrixView& tokens = routed.tokens;
   const int64_t ends[] = {tokens.rows};
   ExpertProduct product = {.part = part, .x = tokens, .ends = ends, .path = path};
-  AWQD_RETURN_IF_ERROR(RunToDown(lane, shared_, DType::kFp32, 1, &product, lists, report));
+  AWQD_RETURN_IF_ERROR(
+      RunToDown(lane, shared_, routed.scales_of_tokens, DType::kFp32, 1, &product, lists, report));
   const int64_t n = last().n;
   AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kSharedSlot, tokens.rows * n * 4));
   product.y = {sums, DType::kFp32, tokens.rows, n};
@@ -421,32 +523,32 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   const float* shared = nullptr;
   UploadedLists lists;
   if (shared_.gate != nullptr) {
-    AWQD_ASSIGN_OR_RETURN(shared, RunShared(lane, routed.tokens, &lists, report));
+    AWQD_ASSIGN_OR_RETURN(shared, RunShared(lane, routed, &lists, report));
   }
   ExpertProduct product = {.part = part, .x = routed.x, .ends = routed.ends, .path = path};
   if (!gate_up_bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(gate_up_bias));
+  }
+  if (ends_in_middle_) {
+    AWQD_RETURN_IF_ERROR(
+        RunGateAndUp(lane, mlp_, routed.scales, DType::kFp32, &product, &lists, report));
+    const MatrixView middle = {product.y.data, DType::kFp32, rows, n};
+    AWQD_RETURN_IF_ERROR(MultiplyByUp(GateOf(product.y), step_device(), lane.stream()));
+    return CombineAndFetch(lane, routed, middle, nullptr, y);
   }
   const bool narrow = Narrows(routed, product);
   if (routed.x.data == nullptr) product.x = routed.tokens, product.gather = routed.sources;
   if (narrow && product.gather != nullptr) product.sums_factor = NarrowFactor(x_dtype);
   if (narrow && product.gather == nullptr) product.x_scale = routed.factors;
   const DType sums_dtype = narrow ? out_dtype : DType::kFp32;
-  AWQD_RETURN_IF_ERROR(RunToDown(lane, mlp_, narrow ? x_dtype : DType::kFp32,
+  AWQD_RETURN_IF_ERROR(RunToDown(lane, mlp_, routed.scales, narrow ? x_dtype : DType::kFp32,
                                  NarrowFactor(sums_dtype), &product, &lists, report));
   if (!down_bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(product.bias, lane.Upload(down_bias));
   }
   RoutedTokens combined = routed;
-  std::vector<int32_t> in_order;                          // on the CPU read until Fetch
-  if (!of_experts && routed.shared_weights != nullptr) {  // of MakeSharedPart
-    in_order.resize(rows);
-    std::iota(in_order.begin(), in_order.end(), 0);
-    AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(in_order.data(), rows * 4));
-    combined.rows = static_cast<const int32_t*>(there);
-    combined.weights = routed.shared_weights;
-  }
-  if (combined.rows != nullptr) {
+  if (!of_experts) combined.weights = routed.shared_weights;  // of MakeSharedPart
+  if (combined.rows != nullptr || combined.weights != nullptr) {
     const int64_t bytes = rows * n * SizeOf(sums_dtype);
     AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kDownSlot, bytes));
     product.y = {sums, sums_dtype, rows, n};
@@ -477,7 +579,8 @@ bool GatedMlpWork::MayNarrow(int64_t rows) const {
 }
 
 bool GatedMlpWork::GathersTokens(const RoutedTokens& routed) const {
-  if (step_device().host_addressable() || mlp_.of_gate != mlp_.of_up) return false;
+  if (ends_in_middle_ || step_device().host_addressable() || mlp_.of_gate != mlp_.of_up)
+    return false;
   return mlp_.of_gate.how != ActivationQuantization::kNone &&
          IsOneKernel({.stack = mlp_.gate.get(),
                       .also = mlp_.up.get(),
@@ -503,16 +606,21 @@ bool GatedMlpWork::Narrows(const RoutedTokens& routed, ExpertProduct product) co
   return first().n % 8 == 0 && IsOneKernel(product);
 }
 
+GateArgs GatedMlpWork::GateOf(const MatrixView& both) const {
+  const int64_t count = both.rows / 2 * both.cols;
+  return {.gate = both.data,
+          .up = static_cast<char*>(both.data) + count * SizeOf(both.dtype),
+          .count = count,
+          .activation = activation,
+          .parameters = parameters,
+          .dtype = both.dtype};
+}
+
 absl::Status GatedMlpWork::MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
                                         ExpertProduct* down) const {
   const int64_t middle = both.cols, rows = both.rows / 2;
-  GateArgs args = {.gate = both.data,
-                   .up = static_cast<char*>(both.data) + rows * middle * SizeOf(both.dtype),
-                   .count = rows * middle,
-                   .activation = activation,
-                   .parameters = parameters,
-                   .dtype = both.dtype,
-                   .sums_factor = sums_factor};
+  GateArgs args = GateOf(both);
+  args.sums_factor = sums_factor;
   down->sums_factor = 1;
   down->x = {nullptr, DType::kFp16, rows, middle};
   // One kernel for all experts reads FP16 with a scale for each row, and its prologue rounds the

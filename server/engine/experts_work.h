@@ -40,6 +40,9 @@ class GroupedMatmulWork final : public RoutedWork {
   // the partial sums of a row of y are added in the order of the parts before the activation
   // function.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
+  // Where weights are partitioned at rows: `reduction` has what becomes of the sums of all rows.
+  absl::StatusOr<WorkPartition> PartitionAtRows(const Reduction& reduction,
+                                                StagingPool& staging) const;
 
  protected:
   const WeightShape& first() const override { return here().shape; }
@@ -52,7 +55,6 @@ class GroupedMatmulWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
-  absl::StatusOr<WorkPartition> PartitionAtRows(StagingPool& staging) const;
   const DeviceWeight& here() const { return *stack->experts.front()->parts[part].weight; }
 };
 
@@ -61,7 +63,9 @@ class GroupedMatmulWork final : public RoutedWork {
 // A Rounding of rows on a device.
 struct RowRounding {
   ActivationQuantization how = ActivationQuantization::kNone;
-  const float* scales = nullptr;  // FP32 [rows], where HasGivenScales
+  // FP32 [rows], where HasGivenScales; of E4M3 x with kFloat8PerBlock [rows, each].
+  const float* scales = nullptr;
+  int64_t each = 1;
 
   friend bool operator==(const RowRounding&, const RowRounding&) = default;
 };
@@ -150,13 +154,15 @@ class GatedMlpWork final : public RoutedWork {
   bool partitioned() const override;
   // By experts; or tensor parallel: each device has some columns of gate and of up and the same
   // rows of down, and the partial sums of a token are added in the order of the devices.
-  // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike; UNIMPLEMENTED
-  // for a scale of all that enters down, of which a device has a part.
+  // What enters down by one scale of a token comes from all devices before it is rounded.
+  // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:
   const WeightShape& first() const override { return Here(*mlp_.gate).shape; }
-  const WeightShape& last() const override { return Here(*mlp_.down).shape; }
+  const WeightShape& last() const override {
+    return Here(ends_in_middle_ ? *mlp_.gate : *mlp_.down).shape;
+  }
   int64_t experts() const override { return static_cast<int64_t>(mlp_.gate->experts.size()); }
   double row_cost() const override { return RowCost(mlp_); }
   bool MayNarrow(int64_t rows) const override;
@@ -175,20 +181,34 @@ class GatedMlpWork final : public RoutedWork {
   absl::Status CheckSharedPartitioned() const;
   // The shared expert as a work of its own, or null: FP32 rows, times their gate.
   std::unique_ptr<GatedMlpWork> MakeSharedPart() const;
+  // A part that computes some columns of gate and up, out_dtype FP32.
+  std::unique_ptr<GatedMlpWork> MakeColumns(model::ColumnSpan columns) const;
+  // In stages: the middle of all devices, then down from it; the shared expert's first.
+  absl::StatusOr<WorkPartition> PartitionInStages(StagingPool& staging) const;
+  WorkPartition PartitionMiddle() const;
+  absl::StatusOr<WorkPartition> PartitionDown(const Reduction& reduction, Payload middle,
+                                              StagingPool& staging) const;
+  // FP32 [tokens], as GateTokens has them; empty without a gate.
+  std::vector<float> ComputeSharedWeights() const;
   // MayNarrow, and kernels take such rows: gate and up, and the rows that are combined, then have
   // 16 bits, as x and y have.
   bool Narrows(const RoutedTokens& routed, ExpertProduct product) const;
-  // Enqueues gate and up of `product`, which has all but the stacks, roundings and y, and GateFloat
-  // of them. `product` then is that of down without y. `sums_factor`: what the sums of down are to
-  // be multiplied by.
-  absl::Status RunToDown(Lane& lane, const Stacks& stacks, DType dtype, float sums_factor,
-                         ExpertProduct* product, UploadedLists* lists,
-                         ExecutionReport* report) const;
+  // Enqueues gate and up of `product`, which has all but the stacks, roundings and y. The rows of
+  // gate come first in y. `scales`: of E4M3 rows of x.
+  absl::Status RunGateAndUp(Lane& lane, const Stacks& stacks, absl::Span<const float> scales,
+                            DType dtype, ExpertProduct* product, UploadedLists* lists,
+                            ExecutionReport* report) const;
+  // The same, and GateFloat of them. `product` then is that of down without y. `sums_factor`: what
+  // the sums of down are to be multiplied by.
+  absl::Status RunToDown(Lane& lane, const Stacks& stacks, absl::Span<const float> scales,
+                         DType dtype, float sums_factor, ExpertProduct* product,
+                         UploadedLists* lists, ExecutionReport* report) const;
   // Enqueues the shared expert of all tokens; returns its rows, FP32 [tokens, N].
-  absl::StatusOr<const float*> RunShared(Lane& lane, const ConstMatrixView& tokens,
+  absl::StatusOr<const float*> RunShared(Lane& lane, const RoutedTokens& routed,
                                          UploadedLists* lists, ExecutionReport* report) const;
-  // Enqueues GateFloat(gate, up), and makes it the activations of `down`. `both`: the rows of
-  // gate, then those of up.
+  // GateFloat of gate and up. `both`: the rows of gate, then those of up.
+  GateArgs GateOf(const MatrixView& both) const;
+  // Enqueues GateFloat(gate, up), and makes it the activations of `down`.
   absl::Status MultiplyGate(Lane& lane, const MatrixView& both, float sums_factor,
                             ExpertProduct* down) const;
 
@@ -197,6 +217,8 @@ class GatedMlpWork final : public RoutedWork {
   }
 
   Stacks mlp_, shared_;
+  // A part whose result is what enters down, FP32 [choices, I].
+  bool ends_in_middle_ = false;
   // The first of each stack; all experts of a stack are on the same devices.
   absl::InlinedVector<std::shared_ptr<const model::PlacedWeight>, 6> first_experts_;
 };

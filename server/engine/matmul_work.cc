@@ -17,11 +17,6 @@
 #include "server/engine/threshold_table.h"
 
 namespace awqd::engine {
-namespace {
-
-constexpr int64_t kScaledBlock = 128;  // in-features that share a scale of E4M3 numbers
-
-}  // namespace
 
 // Multiplications. Decoding the weight first costs as much as some tokens more.
 int64_t MatmulWork::cost() const {
@@ -89,7 +84,9 @@ absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) 
   const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<MatmulWork>(like);
     AWQD_ASSIGN_OR_RETURN(part->x, CopyColumns(all, weight->parts[i], staging));
-    if (has_block_scales()) part->scales = CopyBlockScales(weight->parts[i]);
+    if (has_block_scales()) {
+      part->scales = CopyBlockScales(scales, rows, *weight, weight->parts[i]);
+    }
     if (i > 0) part->bias.clear();  // the weight's own is with the first part too
     return part;
   };
@@ -105,8 +102,9 @@ bool MatmulWork::has_block_scales() const {
   return x_dtype == DType::kE4m3 && quantization == ActivationQuantization::kFloat8PerBlock;
 }
 
-std::vector<float> MatmulWork::CopyBlockScales(const model::WeightPart& of) const {
-  const int64_t all = CeilDiv(weight->shape.k, kScaledBlock);
+std::vector<float> CopyBlockScales(absl::Span<const float> scales, int64_t rows,
+                                   const model::PlacedWeight& weight, const model::WeightPart& of) {
+  const int64_t all = CeilDiv(weight.shape.k, kScaledBlock);
   std::vector<float> out;
   for (int64_t row = 0; row < rows; ++row) {
     const auto begin = scales.begin() + row * all;

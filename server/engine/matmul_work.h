@@ -17,6 +17,8 @@ namespace awqd::engine {
 
 struct RowPiece;
 
+inline constexpr int64_t kScaledBlock = 128;  // in-features that share a scale of E4M3 numbers
+
 // y[rows, N] = activation(x[rows, K] @ W (+ bias)); a row is a token. With quantised activations
 // activation(a * (q @ W) (+ bias)).
 class MatmulWork final : public Work {
@@ -69,8 +71,6 @@ class MatmulWork final : public Work {
   bool has_row_scales() const;
   // Whether each block of 128 of a row has one.
   bool has_block_scales() const;
-  // Those of the columns of x that a part multiplies; it begins with a block.
-  std::vector<float> CopyBlockScales(const model::WeightPart& of) const;
   // Adds the scale of each row.
   void AppendScales(std::vector<float>* out) const;
 };
@@ -121,6 +121,11 @@ Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
 // The scale of each token's numbers of 8 bits, as the prologue computes it (kernels/steps.h).
 // `most`: the largest of them.
 std::vector<float> ComputeTokenScales(const Activations& activations, float most);
+
+// Of scales [rows, ceil(K / 128)] those of the columns of x that a part multiplies, which begins
+// with a block.
+std::vector<float> CopyBlockScales(absl::Span<const float> scales, int64_t rows,
+                                   const model::PlacedWeight& weight, const model::WeightPart& of);
 
 // Enqueues the product with the lane's workspace, and adds the kernel to `report`.
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report);

@@ -21,6 +21,10 @@ constexpr int64_t kSumsEach = 1 << 15;
 // Writes columns [begin, begin + count) of one v to `out`.
 using LoadTerm = absl::FunctionRef<void(int64_t term, int64_t begin, int64_t count, float* out)>;
 
+const float* Floats(const Payload& payload) {
+  return reinterpret_cast<const float*>(payload.data());
+}
+
 void Store(const float* sums, int64_t count, DType dtype, void* y, int64_t at) {
   if (dtype == DType::kFp32) {
     std::memcpy(static_cast<float*>(y) + at, sums, count * sizeof(float));
@@ -52,6 +56,11 @@ void SumRow(const Reduction& reduction, int64_t row, int64_t begin, int64_t coun
       for (int64_t n = 0; n < count; ++n) sums[n] += weight * term[n];
     }
   }
+  if (reduction.added.size() > 0) {
+    const float* const added = Floats(reduction.added) + row * reduction.cols + begin;
+    const float weight = reduction.added_weights.empty() ? 1.0f : reduction.added_weights[row];
+    for (int64_t n = 0; n < count; ++n) sums[n] += weight * added[n];
+  }
   Store(sums, count, reduction.y_dtype, y, row * reduction.cols + begin);
 }
 
@@ -63,10 +72,6 @@ void SumAll(const Reduction& reduction, LoadTerm load, void* y, ThreadPool& pool
       SumRow(reduction, row, begin, std::min(kChunk, reduction.cols - begin), load, y);
     }
   });
-}
-
-const float* Floats(const Payload& payload) {
-  return reinterpret_cast<const float*>(payload.data());
 }
 
 class BlockReassembler final : public Reassembler {

@@ -37,14 +37,16 @@ std::unique_ptr<Reassembler> ReassembleRows(int64_t row_bytes, RowPlaces places)
 //
 //   y[i, n] = round(sum over j of weights[i * terms + j] * act(v[i * terms + j, n]))
 //
-// in the order of j, with the bits of CombineRows (kernels/steps.h).
+// in the order of j, with the bits of CombineRows (kernels/steps.h). `added` comes last.
 struct Reduction {
   int64_t count = 0;  // rows of y
   int64_t cols = 0;
   int64_t terms = 1;
   std::vector<float> weights;  // [count * terms], or empty: all are 1
   ActivationFunction activation = ActivationFunction::kNone;
-  DType y_dtype = DType::kFp16;  // INT32: v is INT32 too, and y is v
+  DType y_dtype = DType::kFp16;           // INT32: v is INT32 too, and y is v
+  Payload added = {};                     // FP32 [count, cols], or nothing
+  std::vector<float> added_weights = {};  // [count], or empty: all are 1
 };
 
 // Parts whose rows are the v of a Reduction, placed by `places`; each row comes from the part whose

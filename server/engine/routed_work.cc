@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
+#include "server/engine/matmul_work.h"
 #include "server/engine/reassembly.h"
 
 namespace awqd::engine {
@@ -52,6 +54,17 @@ absl::StatusOr<Payload> CopyRows(const Payload& x, int64_t rows, absl::Span<cons
     std::memcpy(out.data() + i * row_bytes, x.data() + wanted[i] * row_bytes, row_bytes);
   }
   staging.CountCopy(out.size());
+  return out;
+}
+
+// The scales of these tokens, `each` of every one.
+std::vector<float> CopyScales(absl::Span<const float> scales, int64_t each,
+                              absl::Span<const int32_t> tokens) {
+  std::vector<float> out;
+  for (const int32_t token : tokens) {
+    const auto own = scales.subspan(token * each, each);
+    out.insert(out.end(), own.begin(), own.end());
+  }
   return out;
 }
 
@@ -107,7 +120,7 @@ struct RoutedWork::Piece {
   const int32_t* tokens = nullptr;  // of each choice, or null
   int32_t first_token = 0;          // the number in `tokens` of x's first row
   const float* weights = nullptr;
-  const float* scales = nullptr;  // of each token, or null
+  const float* scales = nullptr;  // scales_each() of each token, or null
   absl::Span<const float> shared_expert_gate;
 };
 
@@ -160,7 +173,7 @@ absl::Status RoutedWork::RunWorkInSteps(Lane& lane, char* y, ExecutionReport* re
     if (of_experts) piece.ids = ids.data() + begin * top_k;
     if (!whole) piece.tokens = choice_tokens.data() + begin;
     if (summed) piece.weights = router_weights.data() + begin * top_k;
-    if (!token_scales.empty()) piece.scales = token_scales.data() + first_token;
+    if (!token_scales.empty()) piece.scales = token_scales.data() + first_token * scales_each();
     return RunPieces(lane, {&piece, 1}, y + begin * y_row, report);
   });
 }
@@ -179,7 +192,8 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
     }
     begin += piece.x.rows;
     if (piece.scales != nullptr) {
-      all_scales.insert(all_scales.end(), piece.scales, piece.scales + piece.x.rows);
+      const int64_t numbers = piece.x.rows * scales_each();
+      all_scales.insert(all_scales.end(), piece.scales, piece.scales + numbers);
     }
     if (summed) {
       weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
@@ -189,6 +203,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   if (count == 0) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.GatherRows(x_pieces, row_bytes));
   RoutedTokens routed = {.x = {tokens, x_dtype, count, k}, .tokens = {tokens, x_dtype, count, k}};
+  routed.scales = routed.scales_of_tokens = all_scales;
   if (!shared_expert_gate.empty()) AWQD_RETURN_IF_ERROR(GateShared(lane, pieces, &routed));
   if (!of_experts) {
     routed.ends = {&count, 1};
@@ -203,9 +218,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   }
   routed.rows = static_cast<const int32_t*>(rows_there);
   routed.ends = order.ends;
-  for (size_t i = 0; !all_scales.empty() && i < order.tokens.size(); ++i) {
-    scales.push_back(all_scales[order.tokens[i]]);
-  }
+  if (!all_scales.empty()) scales = CopyScales(all_scales, scales_each(), order.tokens);
   routed.scales = scales;
   routed.sources = static_cast<const int32_t*>(sources);
   routed.x = {nullptr, x_dtype, static_cast<int64_t>(order.rows.size()), k};
@@ -246,6 +259,10 @@ absl::Status RoutedWork::GateShared(Lane& lane, absl::Span<const Piece> pieces,
   AWQD_ASSIGN_OR_RETURN(args.gates, lane.Upload(gates));
   AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(which.data(), which.size() * 4));
   args.which = static_cast<const int32_t*>(there);  // read before this returns on the CPU
+  if (!routed->scales_of_tokens.empty()) {
+    AWQD_ASSIGN_OR_RETURN(args.scales, lane.Upload(routed->scales_of_tokens));
+    args.scaled = scales_each() == 1 ? args.x.cols : kScaledBlock;
+  }
   AWQD_ASSIGN_OR_RETURN(void* out, lane.AllocateScratch(kSharedWeightsSlot, which.size() * 4));
   routed->shared_weights = args.out = static_cast<float*>(out);
   return GateTokens(args, step_device(), lane.stream());
@@ -258,9 +275,17 @@ absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed,
   const int64_t count = routed.x.rows / terms;
   const int64_t y_bytes = count * last().n * SizeOf(out_dtype);
   AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
+  const int32_t* places = routed.rows;
+  std::vector<int32_t> in_order;  // on the CPU read until Fetch
+  if (places == nullptr) {
+    in_order.resize(routed.x.rows);
+    std::iota(in_order.begin(), in_order.end(), 0);
+    AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(in_order.data(), routed.x.rows * 4));
+    places = static_cast<const int32_t*>(there);
+  }
   AWQD_RETURN_IF_ERROR(CombineRows({.in = sums.data,
                                     .cols = last().n,
-                                    .rows = routed.rows,
+                                    .rows = places,
                                     .weights = routed.weights,
                                     .count = count,
                                     .terms = terms,
@@ -296,6 +321,7 @@ absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
     }
     AWQD_ASSIGN_OR_RETURN(part->x, CopyRows(x, rows, mine.tokens, staging));
     part->rows = static_cast<int64_t>(mine.tokens.size());
+    part->token_scales = CopyScales(token_scales, scales_each(), mine.tokens);
     part->top_k = 1;
     part->summed = false;
     part->router_weights.clear();

@@ -48,7 +48,8 @@ struct RoutedTokens {
   const float* shared_weights = nullptr;
   const float* factors =
       nullptr;  // FP32 [rows], kNarrowFactor; null: not FP16, or MayNarrow is false
-  absl::Span<const float> scales;  // [rows], of token_scales, in host memory; else empty
+  // token_scales of each row, and of each token, in host memory; else empty.
+  absl::Span<const float> scales, scales_of_tokens;
 };
 
 // Tokens that experts multiply, or that all go to one weight.
@@ -68,7 +69,8 @@ class RoutedWork : public Work {
   // top_k is 1, and nothing is summed. Empty: choice i is of token i / top_k.
   std::vector<int32_t> choice_tokens;
   std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
-  // [rows] only in a part: the scale of each token's E4M3 numbers. Else empty.
+  // The scales of each token's E4M3 numbers, where x is E4M3 and in parts: [rows], or with
+  // kFloat8PerBlock [rows, ceil(K / 128)]. Else empty.
   std::vector<float> token_scales;
   // [K]: the shared expert's row of a token is multiplied by sigmoid(x . gate). Empty: by 1.
   std::vector<float> shared_expert_gate;
@@ -100,6 +102,10 @@ class RoutedWork : public Work {
   virtual const WeightShape& last() const = 0;
   virtual int64_t experts() const = 0;
   int64_t y_rows() const { return summed ? rows : choices(); }
+  // The number of token_scales of a token.
+  int64_t scales_each() const {
+    return rows == 0 ? 0 : static_cast<int64_t>(token_scales.size()) / rows;
+  }
   // The multiplications of a row.
   virtual double row_cost() const = 0;
   // Works with equal variants may merge, if they have the same weights. It holds every field that

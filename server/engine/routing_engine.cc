@@ -5,8 +5,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "server/engine/engine.h"
@@ -123,7 +125,14 @@ class RoutingEngine final : public Engine {
   void Hurry() override {
     for (const auto& member : members_) member->engine->Hurry();
   }
+  // Later stages of accepted requests are still submitted.
   void Drain() override {
+    Hurry();
+    {
+      MutexLock lock(&mu_);
+      draining_ = true;
+      while (staged_ > 0) all_ended_.Wait(&mu_);
+    }
     for (const auto& member : members_) member->engine->Drain();
   }
 
@@ -181,9 +190,93 @@ class RoutingEngine final : public Engine {
 
   absl::StatusOr<TaskHandle> SubmitToParts(std::unique_ptr<Work>* work,
                                            const SubmitOptions& options, TaskDone done) {
-    StagingPool& memory = staging();
-    AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(memory));
+    AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(staging()));
     work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
+    if (partition.next == nullptr) return SubmitPartition(partition, options, std::move(done));
+    const auto stages = std::make_shared<Stages>(this);
+    if (!stages->accepted()) return absl::UnavailableError("the server is draining");
+    AWQD_RETURN_IF_ERROR(SubmitStage(partition, options, std::move(done), stages));
+    return TaskHandle([weak = std::weak_ptr<Stages>(stages)] {
+      if (const auto alive = weak.lock()) alive->Cancel();
+    });
+  }
+
+  // A request in stages, counted until its last one has ended; the handles of those submitted.
+  // Thread-safe.
+  class Stages {
+   public:
+    explicit Stages(RoutingEngine* engine) : engine_(engine) {
+      MutexLock lock(&engine_->mu_);
+      accepted_ = !engine_->draining_;
+      ++engine_->staged_;
+    }
+    ~Stages() {
+      MutexLock lock(&engine_->mu_);
+      if (--engine_->staged_ == 0) engine_->all_ended_.NotifyAll();
+    }
+    Stages(const Stages&) = delete;
+    Stages& operator=(const Stages&) = delete;
+
+    bool accepted() const { return accepted_; }
+    void Add(TaskHandle handle) {
+      {
+        MutexLock lock(&mu_);
+        if (!cancelled_) {
+          handles_.push_back(std::move(handle));
+          return;
+        }
+      }
+      handle.Cancel();
+    }
+    void Cancel() {
+      std::vector<TaskHandle> handles;
+      {
+        MutexLock lock(&mu_);
+        cancelled_ = true;
+        handles = std::exchange(handles_, {});
+      }
+      for (const TaskHandle& handle : handles) handle.Cancel();
+    }
+
+   private:
+    RoutingEngine* const engine_;
+    bool accepted_ = false;
+    Mutex mu_;
+    bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+    std::vector<TaskHandle> handles_ ABSL_GUARDED_BY(mu_);
+  };
+
+  // Its last part to end submits the next stage, if there is one, or answers.
+  absl::Status SubmitStage(WorkPartition& partition, const SubmitOptions& options, TaskDone done,
+                           const std::shared_ptr<Stages>& stages) {
+    TaskDone ended = done;
+    if (partition.next != nullptr) {
+      ended = [this, options, stages, next = std::move(partition.next), done = std::move(done)](
+                  const absl::Status& status, Payload result, const ExecutionReport& report) {
+        const auto submit = [&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(status);
+          AWQD_ASSIGN_OR_RETURN(WorkPartition later, next(std::move(result)));
+          return SubmitStage(
+              later, options,
+              [done, report](const absl::Status& last, Payload whole,
+                             const ExecutionReport& of_later) {
+                ExecutionReport all = of_later;
+                AddStage(report, &all);
+                done(last, std::move(whole), all);
+              },
+              stages);
+        };
+        if (const absl::Status failed = submit(); !failed.ok()) done(failed, Payload(), report);
+      };
+    }
+    AWQD_ASSIGN_OR_RETURN(TaskHandle handle, SubmitPartition(partition, options, std::move(ended)));
+    stages->Add(std::move(handle));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<TaskHandle> SubmitPartition(WorkPartition& partition, const SubmitOptions& options,
+                                             TaskDone done) {
+    StagingPool& memory = staging();
     if (partition.reassembler == nullptr)
       return SubmitCounted(&partition.parts[0], options, std::move(done));
     const auto request =
@@ -269,6 +362,10 @@ class RoutingEngine final : public Engine {
   std::vector<std::unique_ptr<Member>> members_;
   std::optional<ThreadPool> pool_;  // reassembles results of parts
   std::atomic<size_t> turn_{0};
+  Mutex mu_;
+  CondVar all_ended_;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t staged_ ABSL_GUARDED_BY(mu_) = 0;  // requests in stages
 };
 
 }  // namespace

@@ -110,6 +110,15 @@ void AddName(absl::string_view name, std::string* list) {
   absl::StrAppend(list, list->empty() ? "" : ",", name);
 }
 
+void AddStage(const ExecutionReport& later, ExecutionReport* report) {
+  if (later.path == Path::kDequantize) report->path = Path::kDequantize;
+  for (absl::string_view name : absl::StrSplit(later.kernel, ',')) AddName(name, &report->kernel);
+  for (absl::string_view name : absl::StrSplit(later.device, ',')) AddName(name, &report->device);
+  report->queue_us += later.queue_us;
+  report->compute_us += later.compute_us;
+  report->input_ns += later.input_ns;
+}
+
 void AddKernel(const KernelRow* row, ExecutionReport* report) {
   if (row == nullptr) return;
   AddName(row->name, &report->kernel);

@@ -79,6 +79,8 @@ struct WorkPartition {
   absl::InlinedVector<std::unique_ptr<Work>, 8> parts;
   int64_t bytes = 0;                         // of the whole result
   std::unique_ptr<Reassembler> reassembler;  // null: there is one part; its result is the whole one
+  // Not null: the result is not the request's, but what this partitions a further stage of it from.
+  std::function<absl::StatusOr<WorkPartition>(Payload result)> next;
 };
 
 // A result of `rows` rows of the columns `wanted` of `weight`, `element_bytes` each.
@@ -175,6 +177,9 @@ class Work : public batching::Task {
   TaskDone done;
   obs::SpanRef call;
 };
+
+// Adds what a later stage of the same request reports: names and times.
+void AddStage(const ExecutionReport& later, ExecutionReport* report);
 
 // Adds a kernel that ran. Null: none did.
 void AddKernel(const KernelRow* row, ExecutionReport* report);

@@ -2,13 +2,11 @@
 #include "server/wire/experts_wire.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <tuple>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/wire/router.h"
@@ -17,6 +15,7 @@ namespace awqd::wire {
 namespace {
 
 constexpr DTypeMask kIds = MaskOf(DType::kInt32);
+constexpr DTypeMask kExpertActivations = kFloatingMask | MaskOf(DType::kE4m3);
 
 // [..., top_k] with the leading dimensions of the activations.
 absl::Status CheckIdsShape(const v1::Tensor& ids, const v1::Tensor& activations) {
@@ -184,12 +183,15 @@ QuantizationFields QuantizationOf(const Request& request) {
 template <typename Request, typename Work>
 absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int64_t experts,
                         int64_t max_send_bytes, std::optional<int64_t> cut_bytes, Job<Work>* job) {
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kFloatingMask,
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kExpertActivations,
                                                         "activations", cut_bytes));
   Work& work = job->work;
   AWQD_ASSIGN_OR_RETURN(work.rows, CountTokens(x, in.k));
   work.x_dtype = x.dtype;
-  AWQD_ASSIGN_OR_RETURN(work.out_dtype, OutputDType(request->output_dtype(), x.dtype));
+  AWQD_ASSIGN_OR_RETURN(work.out_dtype,
+                        OutputDType(request->output_dtype(), DefaultOutput(x.dtype)));
+  // One scale stands for all tokens.
+  if (work.token_scales.size() == 1) work.token_scales.resize(work.rows, work.token_scales[0]);
   job->answer.shape = x.shape;
   job->answer.shape.back() = n;
   int64_t answer_rows = work.rows;
@@ -323,6 +325,15 @@ absl::StatusOr<std::vector<float>> TakeExpertScales(v1::Tensor* tensor, absl::st
                                          shared ? ", and one for the shared one" : ""));
 }
 
+// The scales that E4M3 activations were sent with; kNone of others.
+template <typename Request>
+absl::StatusOr<SentScales> TakeSent(Request* request, std::optional<int64_t> cut_bytes) {
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kExpertActivations,
+                                                        "activations", cut_bytes));
+  if (x.dtype != DType::kE4m3) return SentScales{ActivationQuantization::kNone, {}};
+  return TakeSentScales(request->mutable_activation_scales(), x);
+}
+
 template <typename Request>
 absl::StatusOr<Rounding> RoundingOf(Request* request, const model::WeightStack& stack) {
   const v1::ActivationQuantization how = request->activation_quantization();
@@ -339,6 +350,7 @@ absl::StatusOr<Rounding> RoundingOf(Request* request, const model::WeightStack& 
   return out;
 }
 
+// The roundings of activations that are not E4M3 already, and of what enters down.
 absl::Status FillRoundings(v1::GatedMlpRequest* request, MlpProjections* mlp,
                            MlpProjections* shared) {
   const v1::ActivationQuantization how = request->activation_quantization();
@@ -348,9 +360,11 @@ absl::Status FillRoundings(v1::GatedMlpRequest* request, MlpProjections* mlp,
   if (!all.from_request) return absl::OkStatus();
   const auto experts = static_cast<int64_t>(mlp->gate->experts.size());
   const bool has_shared = shared->gate != nullptr;
-  AWQD_ASSIGN_OR_RETURN(std::vector<float> in,
-                        TakeExpertScales(request->mutable_activation_scales(), "activation_scales",
-                                         experts, has_shared));
+  std::vector<float> in = {1};  // those of E4M3 activations have been taken
+  if (request->activations().dtype() != v1::FP8_E4M3) {
+    AWQD_ASSIGN_OR_RETURN(in, TakeExpertScales(request->mutable_activation_scales(),
+                                               "activation_scales", experts, has_shared));
+  }
   AWQD_ASSIGN_OR_RETURN(std::vector<float> middle,
                         TakeExpertScales(request->mutable_down_activation_scales(),
                                          "down_activation_scales", experts, has_shared));
@@ -398,7 +412,7 @@ absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, 
 absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
   AWQD_RETURN_IF_ERROR(CheckSource(request, "the path of a stack of experts"));
-  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
+  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kExpertActivations, kFloatingMask));
   if (!request.has_expert_ids() && !request.has_router()) {
     return FieldError("expert_ids", "nothing",
                       "an INT32 tensor of shape [..., top_k], or a router");
@@ -425,10 +439,14 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
   } else if (!request.has_packed()) {
     return FieldError("mlp", "nothing", "mlp {model, path}, or packed");
   }
-  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
-  AWQD_RETURN_IF_ERROR(CheckQuantization(QuantizationOf(request), request.has_activation_scales()));
-  AWQD_RETURN_IF_ERROR(CheckQuantization(
-      QuantizationOf(request), request.has_down_activation_scales(), "down_activation_scales"));
+  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kExpertActivations, kFloatingMask));
+  QuantizationFields in = QuantizationOf(request), middle = in;
+  middle.activations = v1::FP32;
+  // Of E4M3 activations the field says how what enters down is rounded.
+  if (in.activations == v1::FP8_E4M3) in.how = v1::ACTIVATIONS_AS_SENT;
+  AWQD_RETURN_IF_ERROR(CheckQuantization(in, request.has_activation_scales()));
+  AWQD_RETURN_IF_ERROR(
+      CheckQuantization(middle, request.has_down_activation_scales(), "down_activation_scales"));
   AWQD_RETURN_IF_ERROR(GateParametersOf(request).status());
   if (request.has_gate_bias() != request.has_up_bias()) {
     const bool gate = request.has_gate_bias();
@@ -456,6 +474,8 @@ absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
   Job<engine::GroupedMatmulWork> job;
   const WeightShape& shape = stack->shape();
   const auto experts = static_cast<int64_t>(stack->experts.size());
+  AWQD_ASSIGN_OR_RETURN(SentScales sent, TakeSent(request, cut_bytes));
+  job.work.token_scales = std::move(sent.scales);
   AWQD_RETURN_IF_ERROR(
       FillRouted(request, shape, shape.n, experts, max_send_bytes, cut_bytes, &job));
   if (request->has_bias()) {
@@ -464,7 +484,10 @@ absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
         TakeFloats(request->mutable_bias(), {experts, shape.n}, "bias",
                    absl::StrCat("there are ", experts, " experts with N = ", shape.n)));
   }
-  AWQD_ASSIGN_OR_RETURN(job.work.rounding, RoundingOf(request, *stack));
+  job.work.rounding.how = sent.how;
+  if (sent.how == ActivationQuantization::kNone) {
+    AWQD_ASSIGN_OR_RETURN(job.work.rounding, RoundingOf(request, *stack));
+  }
   job.work.stack = std::move(stack);
   return job;
 }
@@ -498,9 +521,14 @@ absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* req
     AWQD_RETURN_IF_ERROR(CheckFit(absl::StrCat(common, ".down"), *shared.down, middle, n, 1));
   }
   MlpProjections mlp = {stacks.gate, stacks.up, stacks.down};
+  AWQD_ASSIGN_OR_RETURN(SentScales sent, TakeSent(request, cut_bytes));
   AWQD_RETURN_IF_ERROR(FillRoundings(request, &mlp, &stacks.shared));
+  for (MlpProjections* each : {&mlp, &stacks.shared}) {
+    if (sent.how != ActivationQuantization::kNone) each->of_gate = each->of_up = {.how = sent.how};
+  }
   Job<engine::GatedMlpWork> job = {.work = {std::move(mlp), std::move(stacks.shared)}};
   engine::GatedMlpWork& work = job.work;
+  work.token_scales = std::move(sent.scales);
   AWQD_RETURN_IF_ERROR(
       FillRouted(request, gate, n, static_cast<int64_t>(experts), max_send_bytes, cut_bytes, &job));
   AWQD_ASSIGN_OR_RETURN(work.parameters, GateParametersOf(*request));
@@ -530,12 +558,7 @@ bool DeclaresFloat8(const model::WeightStack& stack) {
 
 bool DeclaresFloat8(const MlpStacks& stacks) {
   MlpProjections mlp = {stacks.gate, stacks.up, stacks.down}, shared = stacks.shared;
-  if (!FillDeclared(&mlp, &shared).ok()) return false;
-  // A device that has some rows of down knows a part of what a token's scale depends on.
-  return absl::c_none_of(std::array{&mlp, &shared}, [](const MlpProjections* each) {
-    return each->of_down.how == ActivationQuantization::kFloat8PerToken &&
-           each->down->experts.front()->partitioned_at_rows();
-  });
+  return FillDeclared(&mlp, &shared).ok();
 }
 
 absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes) {

@@ -16,7 +16,6 @@ namespace {
 constexpr absl::string_view kWeightPath = "the path of a quantised linear";
 
 constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8) | MaskOf(DType::kE4m3);
-constexpr int64_t kScaledBlock = 128;  // in-features that share a scale of E4M3 activations
 
 // INT8 activations without scales.
 bool AreIntegers(const v1::QuantizedMatmulRequest& request) {
@@ -47,22 +46,20 @@ absl::Status CheckIntegerProduct(const v1::QuantizedMatmulRequest& request) {
   return absl::OkStatus();
 }
 
-// The scales of activations of that shape: one for each token, or one for all.
-absl::StatusOr<std::vector<float>> TakeTokenScales(v1::QuantizedMatmulRequest* request,
+// The scales of activations of 8 bits: one for each token, or one for all; of E4M3 also one for each
+// block.
+absl::StatusOr<std::vector<float>> TakeTokenScales(v1::Tensor* tensor,
                                                    const TensorInfo& activations) {
   constexpr absl::string_view kField = "activation_scales";
-  v1::Tensor* tensor = request->mutable_activation_scales();
-  if (IsStatic(request->activation_quantization())) {
-    return TakePositiveScales(tensor, kField, {}, "one element, of all tokens");
-  }
   std::vector<int64_t> tokens = activations.shape, blocks = activations.shape;
   tokens.pop_back();
   std::string expected = absl::StrCat(
       ShapeText(tokens), ", the leading dimensions of the activations, or one element for all");
   if (activations.dtype != DType::kE4m3)
     return TakePositiveScales(tensor, kField, {tokens}, expected);
-  blocks.back() = CeilDiv(blocks.back(), kScaledBlock);
-  absl::StrAppend(&expected, ", or ", ShapeText(blocks), ", one for each block of ", kScaledBlock);
+  blocks.back() = CeilDiv(blocks.back(), engine::kScaledBlock);
+  absl::StrAppend(&expected, ", or ", ShapeText(blocks), ", one for each block of ",
+                  engine::kScaledBlock);
   return TakePositiveScales(tensor, kField, {tokens, blocks}, expected);
 }
 
@@ -88,14 +85,13 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
     return absl::OkStatus();
   }
   const bool float8 = info.dtype == DType::kE4m3;
-  AWQD_ASSIGN_OR_RETURN(work->out_dtype, OutputDType(request->output_dtype(),
-                                                     int8 || float8 ? DType::kFp16 : info.dtype));
+  AWQD_ASSIGN_OR_RETURN(work->out_dtype,
+                        OutputDType(request->output_dtype(), DefaultOutput(info.dtype)));
   if (float8) {
-    const bool blocks =
-        request->activation_scales().shape_size() == request->activations().shape_size();
-    AWQD_ASSIGN_OR_RETURN(work->scales, TakeTokenScales(request, info));
-    work->quantization = blocks && work->scales.size() > 1 ? ActivationQuantization::kFloat8PerBlock
-                                                           : ActivationQuantization::kFloat8Static;
+    AWQD_ASSIGN_OR_RETURN(SentScales sent,
+                          TakeSentScales(request->mutable_activation_scales(), info));
+    work->quantization = sent.how;
+    work->scales = std::move(sent.scales);
     return absl::OkStatus();
   }
   if (!int8 && work->quantization == ActivationQuantization::kNone) return absl::OkStatus();
@@ -111,7 +107,11 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
     work->scales = {declared.scale};
   }
   if (!request->has_activation_scales()) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(work->scales, TakeTokenScales(request, info));
+  v1::Tensor* const scales = request->mutable_activation_scales();
+  AWQD_ASSIGN_OR_RETURN(work->scales, IsStatic(how)
+                                          ? TakePositiveScales(scales, "activation_scales", {},
+                                                               "one element, of all tokens")
+                                          : TakeTokenScales(scales, info));
   return absl::OkStatus();
 }
 
@@ -321,6 +321,15 @@ absl::StatusOr<std::vector<float>> TakePositiveScales(v1::Tensor* tensor, absl::
   // Any scale will do where there are no tokens.
   if (scales.empty()) scales = {1};
   return scales;
+}
+
+absl::StatusOr<SentScales> TakeSentScales(v1::Tensor* tensor, const TensorInfo& activations) {
+  const bool blocks = static_cast<size_t>(tensor->shape_size()) == activations.shape.size();
+  AWQD_ASSIGN_OR_RETURN(std::vector<float> scales, TakeTokenScales(tensor, activations));
+  const bool per_block = blocks && scales.size() > 1;
+  return SentScales{
+      per_block ? ActivationQuantization::kFloat8PerBlock : ActivationQuantization::kFloat8Static,
+      std::move(scales)};
 }
 
 absl::Status NotDeclared(v1::ActivationQuantization how, absl::string_view weight,

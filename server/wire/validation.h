@@ -127,7 +127,7 @@ v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in);
 struct QuantizationFields {
   v1::ActivationQuantization how = v1::ACTIVATIONS_AS_SENT;
   v1::DType activations = v1::FP16;
-  bool float8_only = false;  // of experts and of gated MLPs, which take no INT8
+  bool float8_only = false;  // of experts and of gated MLPs, which are not rounded to INT8
 };
 absl::Status CheckQuantization(const QuantizationFields& fields, bool has_scales,
                                absl::string_view scales_field = "activation_scales");
@@ -137,6 +137,19 @@ absl::Status CheckQuantization(const QuantizationFields& fields, bool has_scales
 absl::StatusOr<std::vector<float>> TakePositiveScales(v1::Tensor* tensor, absl::string_view field,
                                                       absl::Span<const std::vector<int64_t>> shapes,
                                                       absl::string_view expected);
+
+// The scales that FP8_E4M3 activations were sent with, and what each is of: kFloat8Static of a token,
+// where one may stand for all, or kFloat8PerBlock of 128 of its in-features. Moves them out.
+struct SentScales {
+  ActivationQuantization how = ActivationQuantization::kFloat8Static;
+  std::vector<float> scales;
+};
+absl::StatusOr<SentScales> TakeSentScales(v1::Tensor* tensor, const TensorInfo& activations);
+
+// The output type of activations with a request that names none.
+constexpr DType DefaultOutput(DType activations) {
+  return IsFloating(activations) ? activations : DType::kFp16;
+}
 
 // The error of a request for what the checkpoint of a weight does not declare.
 absl::Status NotDeclared(v1::ActivationQuantization how, absl::string_view weight,

@@ -175,6 +175,16 @@ TEST_F(AwqctlTest, AStackIsOneLineInsteadOfItsExperts) {
   EXPECT_EQ(json["stacks"][0]["experts"], 12);
 }
 
+TEST_F(AwqctlTest, E4m3ActivationsThatACheckpointDeclaresAreTold) {
+  v1::WeightInfo& weight = *server_.repository.more.add_weights();
+  weight.set_activations(v1::FP8_PER_TOKEN);
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("E4M3 activations are rounded, then as others (declared: fp8)"));
+  weight.set_float8_kernel("fake/float8");
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("E4M3 activations fake/float8 (declared: fp8)"));
+}
+
 TEST_F(AwqctlTest, EqualLayersAreOneLineAndSchemesAreExplained) {
   for (const int layer : {0, 1, 2, 4}) {
     for (const char* name : {"q_proj", "up_proj"}) {

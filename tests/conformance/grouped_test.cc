@@ -378,6 +378,35 @@ TEST_P(GroupedFloat8Test, MatchesTheDefinition) {
   }
 }
 
+// E4M3 of the caller, with a scale for each row or for each block.
+TEST_P(GroupedFloat8Test, WhatTheCallerHasRounded) {
+  using enum ActivationQuantization;
+  MakeExperts(3);
+  const int64_t each = std::max<int64_t>(21, row().min_m), rows = 3 * each;
+  const std::vector<int64_t> ends = {each - 2, 2 * each + 1, rows};
+  const auto codes = RandomMatrix(rows, k_, DType::kE4m3, 11);
+  for (ActivationQuantization how : {kFloat8Static, kFloat8PerBlock}) {
+    const int64_t step = how == kFloat8PerBlock ? 128 : k_;
+    Quantized quantized = {.how = how, .scales = {}};
+    std::vector<float> numbers;
+    for (int64_t i = 0; i < rows * k_; ++i) {
+      if (i % k_ % step == 0) quantized.scales.push_back(0.01f * static_cast<float>(1 + i % 7));
+      numbers.push_back(GetElement(codes, DType::kE4m3, i) * quantized.scales.back());
+    }
+    const auto y =
+        Run(codes, DType::kE4m3, DType::kFp32, ends, ActivationFunction::kNone, nullptr, quantized);
+    std::vector<double> want;
+    for (int64_t e = 0, begin = 0; e < 3; begin = ends[e++]) {
+      const auto part =
+          ProductOfStaged(hosts_[e], {numbers.begin() + begin * k_, numbers.begin() + ends[e] * k_},
+                          ActivationFunction::kNone);
+      want.insert(want.end(), part.begin(), part.end());
+    }
+    EXPECT_LE(FrobeniusError(y, DType::kFp32, want),
+              Float8Tolerance(row(), DType::kFp32, DType::kFp32));
+  }
+}
+
 // The prologue gathers rows as a step of its own would.
 TEST_P(GroupedFloat8Test, GathersRows) {
   MakeExperts(3);

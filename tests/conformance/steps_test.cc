@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
+#include "kernels/base/math.h"
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/guarded_buffer.h"
@@ -453,22 +454,33 @@ TEST_F(StepsTest, CombineAddsTheSharedRowLast) {
 TEST_F(StepsTest, TokensAreGated) {
   constexpr int64_t kTokens = 9;
   for (int64_t k : {1, 40, 511, 7168}) {
-    for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+    for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32, DType::kE4m3}) {
       const Bytes x = RandomMatrix(kTokens, k, dtype, 1),
                   gates = RandomMatrix(2, k, DType::kFp32, 2);
       const std::vector<int32_t> which = RandomRows(kTokens, 2);
       const GuardedBuffer tokens = Filled(x), of = Filled(gates), number = Filled(BytesOf(which));
       const GuardedBuffer out = GuardedBuffer::Create(device_, kTokens * 4).value();
-      const TokenGateArgs args = {.x = {tokens.data(), dtype, kTokens, k},
-                                  .gates = static_cast<const float*>(of.data()),
-                                  .which = static_cast<const int32_t*>(number.data()),
-                                  .out = static_cast<float*>(out.data())};
+      constexpr int64_t kScaled = 128;
+      const int64_t blocks = CeilDiv(k, kScaled);
+      std::vector<float> scales;
+      for (int64_t i = 0; i < kTokens * blocks; ++i) {
+        scales.push_back(dtype == DType::kE4m3 ? 0.25f * static_cast<float>(1 + i % 5) : 1);
+      }
+      const GuardedBuffer of_blocks = Filled(BytesOf(scales));
+      TokenGateArgs args = {.x = {tokens.data(), dtype, kTokens, k},
+                            .gates = static_cast<const float*>(of.data()),
+                            .which = static_cast<const int32_t*>(number.data()),
+                            .out = static_cast<float*>(out.data())};
+      if (dtype == DType::kE4m3) {
+        args.scales = static_cast<const float*>(of_blocks.data());
+        args.scaled = kScaled;
+      }
       const Bytes got = Take(GateTokens(args, device_, stream_->view()), out);
       for (int64_t t = 0; t < kTokens; ++t) {
         double sum = 0, magnitudes = 0;
         for (int64_t i = 0; i < k; ++i) {
-          const double term =
-              GetElement(x, dtype, t * k + i) * GetElement(gates, DType::kFp32, which[t] * k + i);
+          const double term = GetElement(x, dtype, t * k + i) * scales[t * blocks + i / kScaled] *
+                              GetElement(gates, DType::kFp32, which[t] * k + i);
           sum += term;
           magnitudes += std::abs(term);
         }

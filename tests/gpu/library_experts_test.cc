@@ -298,20 +298,27 @@ TEST_F(GpuExpertsTest, TheBitsOfTablesOfTheHost) {
 
 TEST_F(GpuExpertsTest, MlpsAreThoseOfTheCpu) {
   const Mixture cpu("cpu");
-  for (const int64_t m : {1, 5, 40, 400}) {  // from 256 on sums between products have 16 bits
-    const std::vector<int32_t> ids = RandomIds(m, 3);
-    const std::vector<uint16_t> x = RandomTokens(m);
-    const std::vector<float> router = RandomRouter(m);
-    std::vector<float> expected(m * Mixture::kN);
-    const auto there = MlpOf(cpu, m, x.data(), ids.data(), router.data(), expected.data());
-    int64_t bytes = 0;
-    Check(awqd_grouped_mlp_workspace(&there, &bytes));
-    void* const workspace = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    Check(awqd_grouped_mlp(&there, {workspace, bytes}, nullptr));
-    std::free(workspace);
-    void* const y = Allocate(m * Mixture::kN * 4);
-    RunMlp(MlpOf(*mixture_, m, Upload(x), Upload(ids), Upload(router), y));
-    EXPECT_LE(Error(Fetch(y, m * Mixture::kN), expected), 2e-3) << m;
+  for (const int32_t how : {AWQD_UNQUANTIZED, AWQD_FP8_PER_TOKEN, AWQD_FP8_PER_BLOCK_128}) {
+    // Some numbers that enter down are rounded to the other neighbour, 2^-4 away.
+    const double tolerance = how == AWQD_UNQUANTIZED ? 2e-3 : 8e-3;
+    for (const int64_t m : {1, 5, 40, 400}) {  // from 256 on sums between products have 16 bits
+      const std::vector<int32_t> ids = RandomIds(m, 3);
+      const std::vector<uint16_t> x = RandomTokens(m);
+      const std::vector<float> router = RandomRouter(m);
+      std::vector<float> expected(m * Mixture::kN);
+      auto there = MlpOf(cpu, m, x.data(), ids.data(), router.data(), expected.data());
+      there.quantization = how;
+      int64_t bytes = 0;
+      Check(awqd_grouped_mlp_workspace(&there, &bytes));
+      void* const workspace = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+      Check(awqd_grouped_mlp(&there, {workspace, bytes}, nullptr));
+      std::free(workspace);
+      void* const y = Allocate(m * Mixture::kN * 4);
+      auto here = MlpOf(*mixture_, m, Upload(x), Upload(ids), Upload(router), y);
+      here.quantization = how;
+      RunMlp(here);
+      EXPECT_LE(Error(Fetch(y, m * Mixture::kN), expected), tolerance) << m << " how " << how;
+    }
   }
 }
 

@@ -105,6 +105,7 @@ part_core() {
   for name in cuda_error_test cuda_slabs_test gpu_device_test gpu_dense_test; do run_test "$name" A=; done
   is_hopper gpu_tiles_test && run_test gpu_tiles_test A=
   is_hopper gpu_stream_k_test && run_test gpu_stream_k_test A=
+  is_hopper gpu_float8_sums_test && run_test gpu_float8_sums_test A=
 }
 
 part_decode() {

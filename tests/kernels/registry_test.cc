@@ -67,6 +67,19 @@ TEST_F(SelectTest, IntegersHaveARowOfTheirOwn) {
   EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("INT8 M >= 1: a/integers"));
 }
 
+TEST_F(SelectTest, E4m3ActivationsMayHaveNoRow) {
+  KernelRow float8 = Row("a/float8", Op::kFloat8Activations, &kPlainLayout, 99);
+  const KernelRow* rows[] = {&any_, &dequantize_, &float8};
+  auto plan = Select(shape_, cpu_, absl::MakeConstSpan(rows).first(2));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.Float8(1), nullptr);
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("E4M3 activations: rounded, then as others"));
+  plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.Float8(1), &float8);
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("E4M3 activations M >= 1: a/float8"));
+}
+
 TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
   KernelRow quantized = Row("a/quantized", Op::kQuantizedActivations, &kPlainLayout, 99);
   quantized.claims = kIntegerCodes;

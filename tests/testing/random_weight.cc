@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/base/float8.h"
 #include "kernels/base/half.h"
 #include "kernels/layouts/layout.h"
 
@@ -35,6 +36,7 @@ class Random {
 
 uint32_t ToBits(float value, DType dtype) {
   if (dtype == DType::kFp16) return FloatToHalf(value);
+  if (dtype == DType::kE4m3) return FloatToE4m3(value);
   return dtype == DType::kBf16 ? FloatToBf16(value) : std::bit_cast<uint32_t>(value);
 }
 
@@ -191,6 +193,7 @@ float GetElement(const std::vector<uint8_t>& matrix, DType dtype, int64_t index)
   std::memcpy(&bits, matrix.data() + index * SizeOf(dtype), SizeOf(dtype));
   if (dtype == DType::kFp16) return HalfToFloat(static_cast<uint16_t>(bits));
   if (dtype == DType::kBf16) return Bf16ToFloat(static_cast<uint16_t>(bits));
+  if (dtype == DType::kE4m3) return E4m3ToFloat(static_cast<uint8_t>(bits));
   return std::bit_cast<float>(bits);
 }
 

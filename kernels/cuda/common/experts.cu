@@ -3,6 +3,8 @@
 //
 // All stream through memory once: 16 bytes a thread where the rows allow it, coalesced along
 // columns.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 
 #include "kernels/base/math.h"
@@ -106,17 +108,29 @@ absl::Status GateToHalf(const GateArgs& args, StreamView stream) {
                                 : LaunchGateToHalf<kIn, 1024, false>(args, stream);
 }
 
+// An element of x, which is not narrow: LoadWide takes it to be so.
+template <DType kIn>
+__device__ __forceinline__ float TokenElement(const TokenGateArgs& a, int64_t token, int64_t i) {
+  const int64_t k = a.x.cols, at = token * k + i;
+  if constexpr (kIn == DType::kE4m3) {
+    const auto code = static_cast<const __nv_fp8_storage_t*>(a.x.data)[at];
+    const float scale = a.scales[token * ((k + a.scaled - 1) / a.scaled) + i / a.scaled];
+    return Fp16ToFloat(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3).x) * scale;
+  } else {
+    float value[1];
+    LoadWide<kIn>(a.x.data, at, value);
+    return value[0] * NarrowFactor(kIn);
+  }
+}
+
 // A block for each token.
 template <DType kIn>
 __global__ __launch_bounds__(kThreads) void TokenGateKernel(TokenGateArgs a) {
-  constexpr float kFactor = NarrowFactor(kIn);  // x is not narrow; LoadWide takes it to be so
   const int64_t token = blockIdx.x, k = a.x.cols;
   const float* const gate = a.gates + a.which[token] * k;
   float sum = 0;
   for (int64_t i = threadIdx.x; i < k; i += kThreads) {
-    float value[1];
-    LoadWide<kIn>(a.x.data, token * k + i, value);
-    sum += value[0] * kFactor * gate[i];
+    sum += TokenElement<kIn>(a, token, i) * gate[i];
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
@@ -234,9 +248,11 @@ absl::Status GateTokens(const TokenGateArgs& args, Device& device, StreamView st
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const LaunchConfig config{
       .grid = static_cast<unsigned>(args.x.rows), .block = kThreads, .stream = stream};
-  return ForFloatingType(args.x.dtype, [&]<DType kIn>() {
+  const auto launch = [&]<DType kIn>() {
     return Launch<TokenGateKernel<kIn>>("common/experts", config, args);
-  });
+  };
+  if (args.x.dtype == DType::kE4m3) return launch.operator()<DType::kE4m3>();
+  return ForFloatingType(args.x.dtype, launch);
 }
 
 absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {

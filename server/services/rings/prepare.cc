@@ -53,8 +53,8 @@ struct Extra {
 
 // Those that a prepared request has. Scales with contents are of all its calls.
 template <typename Request>
-absl::InlinedVector<Extra, 2> FindExtras(Request* request) {
-  absl::InlinedVector<Extra, 2> out;
+absl::InlinedVector<Extra, 3> FindExtras(Request* request) {
+  absl::InlinedVector<Extra, 3> out;
   if constexpr (kHasExperts<Request>) {
     if (request->has_expert_ids()) {
       out.push_back({request->mutable_expert_ids(), "expert_ids", MaskOf(DType::kInt32),
@@ -68,8 +68,11 @@ absl::InlinedVector<Extra, 2> FindExtras(Request* request) {
       out.push_back({request->mutable_router()->mutable_logits(), "router.logits", kFloatingMask,
                      &PreparedBody::router_bytes, &ring::Request::router_offset, "router_offset"});
     }
-  } else if (request->has_activation_scales() &&
-             request->activation_scales().contents_case() == v1::Tensor::CONTENTS_NOT_SET) {
+  }
+  // Floating activations of experts have scales of experts.
+  const bool of_tokens = !kHasExperts<Request> || request->activations().dtype() == v1::FP8_E4M3;
+  if (of_tokens && request->has_activation_scales() &&
+      request->activation_scales().contents_case() == v1::Tensor::CONTENTS_NOT_SET) {
     out.push_back({request->mutable_activation_scales(), "activation_scales", MaskOf(DType::kFp32),
                    &PreparedBody::scales_bytes, &ring::Request::scales_offset, "scales_offset"});
   }

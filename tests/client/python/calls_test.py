@@ -127,6 +127,21 @@ def test_experts(client):
     assert error(y, np.load(MOE / "dense_mlp.npy")) < 1e-3
 
 
+def test_e4m3_of_experts(client):
+    x, ids = np.load(MOE / "x.npy"), np.load(MOE / "ids.npy")
+    stack = next(stack.path for stack in client.get_model("moe").stacks if stack.path.endswith("gate_proj"))
+    scales = np.abs(x.astype(np.float32)).max(-1) / np.float32(448)
+    codes = (x.astype(np.float32) / scales[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    for call, path in ((client.grouped_matmul, stack), (client.mlp, stack.removesuffix(".gate_proj"))):
+        rounded = call("moe", path, x, expert_ids=ids, activation_quantization="fp8_per_token", output_dtype="fp32")
+        middle = {"activation_quantization": "fp8_per_token"} if call == client.mlp else {}
+        sent = call("moe", path, codes, expert_ids=ids, activation_scales=scales, output_dtype="fp32", **middle)
+        np.testing.assert_array_equal(sent, rounded)
+        assert call("moe", path, codes, expert_ids=ids, activation_scales=scales).dtype == np.float16
+        with pytest.raises(awqd.InvalidArgument, match="activation_scales: got nothing, expected the scales of FP8_E4M3"):
+            call("moe", path, codes, expert_ids=ids)
+
+
 BLOCKS = MOE.parent / "blocks_goldens"
 BLOCK_CASES = json.loads((BLOCKS / "cases.json").read_text())["cases"]
 

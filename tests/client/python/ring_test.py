@@ -129,6 +129,24 @@ def test_scales_of_tokens(monkeypatch, ring_server):
     np.testing.assert_array_equal(got, expected)
 
 
+def test_e4m3_of_experts(monkeypatch, ring_server):
+    x, logits = (np.load(BLOCKS / f"{name}.npy") for name in ("x", "logits"))
+    ids, k = np.argsort(-logits, axis=-1)[..., :2], x.shape[-1]
+    codes = x.astype(ml_dtypes.float8_e4m3fn)
+    of_tokens = np.random.default_rng(2).random(x.shape[:-1], np.float32) + 0.1
+    of_blocks = np.repeat(of_tokens[..., None], (k + 127) // 128, -1)
+    for call, path in (("grouped_matmul", "mlp.experts.*.up_proj"), ("mlp", "mlp.experts.*")):
+        for scales in (of_tokens, of_blocks, [0.25]):
+            got, expected = both(monkeypatch, ring_server, lambda client, call=call, path=path, scales=scales: getattr(client, call)(
+                "blocks", path, codes, expert_ids=ids, activation_scales=scales))
+            np.testing.assert_array_equal(got, expected)
+        given = {"down_activation_scales": [0.5]} if call == "mlp" else {}
+        of_experts = np.full(logits.shape[-1], 0.05, np.float32)
+        got, expected = both(monkeypatch, ring_server, lambda client, call=call, path=path, given=given: getattr(client, call)(
+            "blocks", path, x, expert_ids=ids, activation_quantization="fp8_static", activation_scales=of_experts, **given))
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_scales_are_checked(ring_server):
     x = np.ones((2, 384), np.int8)
     with awqd.Client(ring_server.address, ring=ring_server.ring_path) as client:

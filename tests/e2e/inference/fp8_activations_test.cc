@@ -106,6 +106,33 @@ Tensor Scales(std::vector<float> values) {
   return *Tensor::FromFloats(v1::FP32, {static_cast<int64_t>(values.size())}, values);
 }
 
+// Activations [tokens, K] rounded to E4M3, and their scales: one for each token, or for each block.
+struct Sent {
+  Tensor codes, scales;
+};
+
+// `scale`: null for the largest number over 448.
+Sent RoundActivations(const Tensor& activations, bool blocks, const json& scale = nullptr) {
+  const std::vector<float> x = *activations.ToFloats();
+  const int64_t tokens = activations.shape[0], k = activations.shape[1];
+  const int64_t step = blocks ? 128 : k;
+  Sent out = {.codes = {v1::FP8_E4M3, activations.shape, ""}};
+  std::vector<float> scales;
+  for (int64_t at = 0; at < tokens * k;) {
+    const int64_t begin = at, end = at + std::min(step, k - at % k);
+    float largest = 0;
+    for (; at < end; ++at) largest = std::max(largest, std::abs(x[at]));
+    scales.push_back(scale.is_null() ? largest / 448 : scale.get<float>());
+    for (int64_t i = begin; i < end; ++i) {
+      out.codes.bytes.push_back(static_cast<char>(FloatToE4m3(x[i] / scales.back())));
+    }
+  }
+  std::vector<int64_t> shape = {tokens};
+  if (blocks) shape.push_back((k + 127) / 128);
+  out.scales = *Tensor::FromFloats(v1::FP32, shape, scales);
+  return out;
+}
+
 class Fp8ActivationsTest : public SharedServerTest {};
 
 TEST_F(Fp8ActivationsTest, AreThoseOfCompressedTensors) {
@@ -279,27 +306,12 @@ TEST_F(Fp8ActivationsTest, MayBeSentWithTheirScales) {
     MatmulCall call = Declared(golden);
     const auto rounded = client_->QuantizedMatmul(call);
     ASSERT_TRUE(rounded.ok()) << rounded.status();
-    const std::vector<float> x = *call.activations.ToFloats();
-    const int64_t tokens = call.activations.shape[0], k = call.activations.shape[1];
-    const bool blocks = golden.at("quantization") == "FP8_PER_BLOCK_128";
-    const int64_t step = blocks ? 128 : k;
-    Tensor codes = {v1::FP8_E4M3, call.activations.shape, ""};
-    std::vector<float> scales;
-    for (int64_t begin = 0; begin < tokens * k; begin += step) {
-      float scale = 0;
-      for (int64_t i = begin; i < begin + step; ++i) scale = std::max(scale, std::abs(x[i]));
-      scale = golden.at("scale").is_null() ? scale / 448 : golden.at("scale").get<float>();
-      scales.push_back(scale);
-      for (int64_t i = begin; i < begin + step; ++i) {
-        codes.bytes.push_back(static_cast<char>(FloatToE4m3(x[i] / scale)));
-      }
-    }
-    call.activations = codes;
+    const Sent round = RoundActivations(
+        call.activations, golden.at("quantization") == "FP8_PER_BLOCK_128", golden.at("scale"));
+    call.activations = round.codes;
     call.activation_quantization = v1::ACTIVATIONS_AS_SENT;
     call.output_dtype = v1::FP32;
-    std::vector<int64_t> shape = {tokens};
-    if (blocks) shape.push_back(k / 128);
-    call.activation_scales = *Tensor::FromFloats(v1::FP32, shape, scales);
+    call.activation_scales = round.scales;
     const auto sent = client_->QuantizedMatmul(call);
     ASSERT_TRUE(sent.ok()) << sent.status();
     EXPECT_EQ(sent->output.bytes, rounded->output.bytes);
@@ -309,6 +321,44 @@ TEST_F(Fp8ActivationsTest, MayBeSentWithTheirScales) {
     call.activation_scales.reset();
     EXPECT_THAT(client_->QuantizedMatmul(call).status().message(),
                 HasSubstr("activation_scales: got nothing, expected the scales of FP8_E4M3"));
+  }
+}
+
+TEST_F(Fp8ActivationsTest, OfMixturesMayBeSentWithTheirScales) {
+  for (const auto& [activations, how] :
+       {std::pair("fp8_dynamic", v1::FP8_PER_TOKEN), {"fp8_blocks", v1::FP8_PER_BLOCK_128}}) {
+    SCOPED_TRACE(activations);
+    auto call = Mixture(activations);
+    const Sent round = RoundActivations(call.activations, how == v1::FP8_PER_BLOCK_128);
+    call.activation_quantization = how;
+    call.output_dtype = v1::FP32;
+    const auto rounded = client_->GatedMlp(call);
+    client::GatedMlpCall sent = call;
+    sent.activations = round.codes;
+    sent.activation_scales = round.scales;
+    const auto same = client_->GatedMlp(sent);
+    ASSERT_TRUE(rounded.ok() && same.ok()) << rounded.status() << same.status();
+    EXPECT_EQ(same->output.bytes, rounded->output.bytes);
+    sent.activation_quantization = v1::ACTIVATIONS_AS_SENT;
+    const auto floating_middle = client_->GatedMlp(sent);
+    ASSERT_TRUE(floating_middle.ok()) << floating_middle.status();
+    EXPECT_NE(floating_middle->output.bytes, rounded->output.bytes) << "what enters down";
+
+    client::GroupedMatmulCall stack = {.stack = Stack("up", {0, 1}, activations),
+                                       .activations = call.activations};
+    stack.routing = ToBoth(false);
+    stack.activation_quantization = how;
+    stack.output_dtype = v1::FP32;
+    const auto rows = client_->GroupedQuantizedMatmul(stack);
+    stack.activations = round.codes;
+    stack.activation_scales = round.scales;
+    stack.activation_quantization = v1::ACTIVATIONS_AS_SENT;
+    const auto same_rows = client_->GroupedQuantizedMatmul(stack);
+    ASSERT_TRUE(rows.ok() && same_rows.ok()) << rows.status() << same_rows.status();
+    EXPECT_EQ(same_rows->output.bytes, rows->output.bytes);
+    stack.activation_scales = Scales({1, 1});
+    EXPECT_THAT(client_->GroupedQuantizedMatmul(stack).status().message(),
+                HasSubstr("activation_scales.shape: got [2], expected ["));
   }
 }
 

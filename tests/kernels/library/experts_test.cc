@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/exact.h"
 #include "kernels/library/awqd.h"
 #include "tests/kernels/library/owned.h"
 #include "tests/testing/npy.h"
@@ -137,6 +138,59 @@ TEST_F(ExpertsTest, ATokenAloneHasTheSameBits) {
   mlp_.m = 0;
   mlp_.x = mlp_.y = nullptr;
   EXPECT_EQ(RunMlp(), AWQD_OK) << "no tokens: " << awqd_error_message();
+}
+
+// Rounded activations give what the products of one token and one expert after the other give.
+TEST_F(ExpertsTest, RoundActivations) {
+  std::vector<WeightPtr> weights;
+  for (const char* const projection : {"gate_proj", "up_proj", "down_proj"}) {
+    for (int64_t e = 0; e < kExperts; ++e) {
+      weights.push_back(LoadOne(absl::StrCat("moe.experts.", e, ".", projection)));
+    }
+  }
+  for (const int32_t how : {AWQD_FP8_PER_TOKEN, AWQD_FP8_PER_BLOCK_128}) {
+    const auto multiply = [&](int64_t weight, const void* x, int32_t x_dtype, int64_t n,
+                              int32_t activation) {
+      std::vector<float> y(n);
+      awqd_matmul_args args = AWQD_INIT(args);
+      args.m = 1, args.x = x, args.y = y.data();
+      args.x_dtype = x_dtype, args.y_dtype = AWQD_FP32;
+      args.activation = activation, args.quantization = how;
+      const awqd_weight* const on = weights[weight].get();
+      int64_t bytes = 0;
+      EXPECT_EQ(awqd_matmul_workspace(on, &args, &bytes), AWQD_OK) << awqd_error_message();
+      EXPECT_EQ(awqd_matmul(on, &args, Workspace(bytes).get(), nullptr), AWQD_OK)
+          << awqd_error_message();
+      return y;
+    };
+    std::vector<float> products, mlps;
+    for (int64_t choice = 0; choice < kTokens * kTopK; ++choice) {
+      const int64_t expert = matmul_.expert_ids[choice];
+      const void* const x = x_.bytes.data() + choice / kTopK * kK * 2;
+      std::vector<float> gate = multiply(expert, x, AWQD_FP16, kMiddle, AWQD_NONE);
+      const std::vector<float> up = multiply(kExperts + expert, x, AWQD_FP16, kMiddle, AWQD_NONE);
+      for (int64_t i = 0; i < kMiddle; ++i) {
+        products.push_back(ActivateFloat(ActivationFunction::kSilu, gate[i]));
+        gate[i] = GateFloat(ActivationFunction::kSilu, {}, gate[i], up[i]);
+      }
+      const std::vector<float> y =
+          multiply(2 * kExperts + expert, gate.data(), AWQD_FP32, kN, AWQD_NONE);
+      mlps.insert(mlps.end(), y.begin(), y.end());
+    }
+    ASSERT_EQ(Multiply(), AWQD_OK) << awqd_error_message();
+    EXPECT_NE(y_, products) << "unquantized";
+    matmul_.quantization = mlp_.quantization = how;
+    ASSERT_EQ(Multiply(), AWQD_OK) << awqd_error_message();
+    EXPECT_EQ(y_, products);
+    ASSERT_EQ(RunMlp(), AWQD_OK) << awqd_error_message();
+    EXPECT_EQ(std::vector<float>(y_.begin(), y_.begin() + kTokens * kTopK * kN), mlps);
+    matmul_.quantization = AWQD_UNQUANTIZED;
+  }
+  for (const int32_t other : std::vector<int32_t>{AWQD_INT8_PER_TOKEN, AWQD_FP8_STATIC, 9, -1}) {
+    matmul_.quantization = mlp_.quantization = other;
+    ExpectRefused(Multiply(), absl::StrCat("args->quantization: got ", other, ", expected "));
+    ExpectRefused(RunMlp(), absl::StrCat("args->quantization: got ", other, ", expected "));
+  }
 }
 
 TEST_F(ExpertsTest, RefusesWhatAreNoChoices) {

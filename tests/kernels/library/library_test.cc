@@ -110,8 +110,8 @@ TEST(Library, StructuresKeepTheirLayout) {
   EXPECT_EQ(offsetof(awqd_gated_mlp_args, linear_beta), 84u);
   static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_matmul_args) == 72);
   static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_mlp_args) == 112);
-  EXPECT_EQ(offsetof(awqd_grouped_matmul_args, activation), 64u);
-  EXPECT_EQ(offsetof(awqd_grouped_mlp_args, linear_beta), 104u);
+  EXPECT_EQ(offsetof(awqd_grouped_matmul_args, quantization), 68u);
+  EXPECT_EQ(offsetof(awqd_grouped_mlp_args, quantization), 108u);
 }
 
 TEST_F(LibraryTest, ACheckpointListsItsLinears) {

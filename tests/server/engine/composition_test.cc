@@ -237,6 +237,10 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
                         bool must_sum = false) {
     work.rows = Tokens();
     work.x_dtype = theme_x_;
+    if (theme_codes_.how != ActivationQuantization::kNone) {
+      work.x_dtype = DType::kE4m3;
+      for (float scale : Floats(work.rows)) work.token_scales.push_back(0.1f + std::abs(scale));
+    }
     work.out_dtype = OneIn(6) ? Floating() : theme_out_;
     work.activation = theme_activation_;
     work.path = theme_path_;
@@ -269,21 +273,26 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   Request Grouped() {
     GroupedMatmulWork work;
     work.stack = OneIn(5) ? up_ : gate_;
+    work.rounding = theme_codes_;
     if (OneIn(8)) work.bias = Floats(kExperts * kI);
     return RoutedRequest(std::move(work), "grouped product", true, kExperts);
   }
+  using StackPtr = std::shared_ptr<const model::WeightStack>;
+  GatedMlpWork::Stacks Rounded(StackPtr gate, StackPtr up, StackPtr down) const {
+    return {std::move(gate), std::move(up), std::move(down), theme_codes_, theme_codes_};
+  }
   Request Mlp() {
-    const GatedMlpWork::Stacks experts = {gate_, OneIn(6) ? gate_ : up_, down_};
+    const GatedMlpWork::Stacks experts = Rounded(gate_, OneIn(6) ? gate_ : up_, down_);
     if (!theme_shared_) return RoutedRequest(GatedMlpWork(experts, {}), "mlp", true, kExperts);
-    GatedMlpWork work(experts, {dense_gate_, dense_up_, dense_down_});
+    GatedMlpWork work(experts, Rounded(dense_gate_, dense_up_, dense_down_));
     if (OneIn(2)) work.shared_expert_gate = OneIn(2) ? Floats(kK) : std::vector<float>(kK, 0.1f);
     return RoutedRequest(std::move(work), "mlp with a shared expert", true, kExperts, true);
   }
   // One weight each: as experts, or dense.
   Request DenseMlp() {
     const bool of_experts = OneIn(3);
-    return RoutedRequest(GatedMlpWork(dense_gate_, dense_up_, dense_down_), "dense mlp", of_experts,
-                         1);
+    return RoutedRequest(GatedMlpWork(Rounded(dense_gate_, dense_up_, dense_down_), {}),
+                         "dense mlp", of_experts, 1);
   }
   Request Dequantized() {
     auto work = std::make_shared<DequantizeWork>();
@@ -336,6 +345,9 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
                ActivationQuantization::kPerToken, ActivationQuantization::kStatic,
                ActivationQuantization::kFloat8PerToken, ActivationQuantization::kFloat8PerBlock,
                ActivationQuantization::kFloat8Static});
+    theme_codes_.how =
+        AnyOf({ActivationQuantization::kNone, ActivationQuantization::kNone,
+               ActivationQuantization::kFloat8Static, ActivationQuantization::kFloat8PerBlock});
     theme_top_k_ = 1 + Below(4);
     theme_summed_ = OneIn(2);
     const int64_t kind = Below(7);
@@ -465,6 +477,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   DType theme_x_ = DType::kFp16, theme_out_ = DType::kFp16;
   ActivationFunction theme_activation_ = ActivationFunction::kNone;
   ActivationQuantization theme_quantization_ = ActivationQuantization::kNone;
+  Rounding theme_codes_;  // of experts: E4M3 activations
   std::optional<Path> theme_path_;
   int64_t theme_top_k_ = 1;
   bool theme_summed_ = false, theme_shared_ = false;

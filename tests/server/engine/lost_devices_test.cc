@@ -132,6 +132,44 @@ TEST_P(LostDevicesTest, DrainingAnswersWhatWasAccepted) {
   EXPECT_EQ(machine.Run(Mlp(machine, on, OfBoth())).status.code(), absl::StatusCode::kUnavailable);
 }
 
+// A gated MLP in two stages, of which a device that is lost or a cancelled call ends either, and a
+// drain none.
+TEST_P(LostDevicesTest, StagesEndTogether) {
+  const Mixture wide = RandomMixture({.experts = 2, .middle = 420});
+  const auto staged = [&](Machine& machine) {
+    const PlacedMixture on = Placed(machine, wide, true);
+    const Rounding by_token = {.how = ActivationQuantization::kFloat8PerToken};
+    return Fill(machine, OfBoth(),
+                GatedMlpWork({on.gate, on.up, on.down, by_token, by_token, by_token}, {}));
+  };
+  {
+    Machine machine(2, GetParam(), Gathering(1000));
+    std::promise<absl::Status> cancelled;
+    auto handle =
+        machine.engine().Submit(std::make_unique<GatedMlpWork>(staged(machine)), {},
+                                [&](const absl::Status& status, const Payload&,
+                                    const ExecutionReport&) { cancelled.set_value(status); });
+    ASSERT_TRUE(handle.ok()) << handle.status();
+    EXPECT_EQ(machine.engine().queued_tasks(), 2);
+    handle->Cancel();
+    EXPECT_EQ(cancelled.get_future().get().code(), absl::StatusCode::kCancelled);
+    auto accepted = machine.Submit(staged(machine));
+    machine.engine().Drain();
+    const Answer answer = accepted.get();
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.bytes.size(), 40u * SizeOf(OfBoth().dtype));
+    EXPECT_EQ(machine.Run(staged(machine)).status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(machine.engine().queued_tasks(), 0);
+  }
+  Machine machine(2, GetParam());
+  GatedMlpWork work = staged(machine);
+  ASSERT_TRUE(machine.Run(work).status.ok());
+  machine.member(1).wrapped().Break();
+  const Answer answer = machine.Run(std::move(work));
+  EXPECT_FALSE(answer.status.ok());
+  EXPECT_TRUE(answer.bytes.empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Memory, LostDevicesTest, ::testing::Values(true, false),
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 

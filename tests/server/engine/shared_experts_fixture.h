@@ -84,6 +84,33 @@ inline Choices RandomChoices(const ChoicesSpec& spec) {
   return out;
 }
 
+// Choices whose activations are E4M3 with scales of tokens or of blocks of 128, and the same with
+// the numbers that they stand for.
+struct SentChoices {
+  Choices codes, floats;
+  Rounding rounding;  // of `codes`
+  std::vector<float> scales;
+};
+
+inline SentChoices RandomSent(const ChoicesSpec& spec, bool blocks) {
+  using enum ActivationQuantization;
+  SentChoices out = {.codes = RandomChoices(spec),
+                     .rounding = {.how = blocks ? kFloat8PerBlock : kFloat8Static}};
+  out.floats = out.codes;
+  out.codes.dtype = DType::kE4m3;
+  out.floats.dtype = DType::kFp32;
+  out.codes.x = testing::RandomMatrix(spec.rows, spec.k, DType::kE4m3, spec.seed);
+  out.floats.x.resize(out.codes.x.size() * 4);
+  for (int64_t i = 0; i < spec.rows * spec.k; ++i) {
+    if (i % spec.k % (blocks ? 128 : spec.k) == 0) {
+      out.scales.push_back(0.1f * static_cast<float>(1 + i % 7));
+    }
+    testing::SetElement(&out.floats.x, DType::kFp32, i,
+                        testing::GetElement(out.codes.x, DType::kE4m3, i) * out.scales.back());
+  }
+  return out;
+}
+
 template <typename Routed>
 Routed Fill(Machine& machine, const Choices& choices, Routed work) {
   work.x = *machine.engine().staging().Get(static_cast<int64_t>(choices.x.size()));

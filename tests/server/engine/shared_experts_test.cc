@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -165,6 +166,75 @@ TEST_P(SharedExpertsTest, SharedExpertsAndBiasesGoToTheirDevices) {
   }
 }
 
+// E4M3 activations are multiplied as the numbers that they stand for; what enters down may be
+// rounded too, by a scale of each token that depends on all devices.
+TEST_P(SharedExpertsTest, MlpsOfE4m3Activations) {
+  using enum ActivationQuantization;
+  constexpr int64_t kK = 200;
+  const Mixture mixture = RandomMixture({.experts = 4, .k = kK, .middle = 420});
+  const Mixture alone = RandomMixture({.experts = 1, .k = kK, .middle = 400});
+  for (bool blocks : {false, true}) {
+    for (ActivationQuantization middle : {kNone, kFloat8PerToken, kFloat8PerBlock}) {
+      for (int64_t rows : {0, 1, 7}) {
+        const SentChoices sent = RandomSent({rows, 3, 4, kK, true, 8}, blocks);
+        const auto run = [&](Machine& on, const PlacedMixture& experts, const PlacedMixture& shared,
+                             bool codes) {
+          const Rounding in = codes ? sent.rounding : Rounding(), down = {.how = middle};
+          GatedMlpWork work({experts.gate, experts.up, experts.down, in, in, down},
+                            {shared.gate, shared.up, shared.down, in, in, down});
+          work = Fill(on, codes ? sent.codes : sent.floats, std::move(work));
+          work.out_dtype = DType::kFp32;
+          if (codes) work.token_scales = sent.scales;
+          for (int64_t i = 0; i < kK; ++i) work.shared_expert_gate.push_back(0.001f * (i % 9));
+          return on.Run(std::move(work));
+        };
+        SCOPED_TRACE(absl::StrCat(rows, " tokens, how ", static_cast<int>(middle),
+                                  blocks ? ", blocks" : ""));
+        const PlacedMixture on_one = Placed(machine(1), mixture, false);
+        const PlacedMixture shared = Placed(machine(1), alone, false);
+        const Answer expected = run(machine(1), on_one, shared, false);
+        ASSERT_TRUE(expected.status.ok()) << expected.status;
+        const Answer answer = run(machine(1), on_one, shared, true);
+        ASSERT_TRUE(answer.status.ok()) << answer.status;
+        EXPECT_TRUE(answer.bytes == expected.bytes);
+        for (size_t devices : {2, 3}) {
+          Machine& on = machine(devices);
+          const Answer spread = run(on, Spread(on, mixture), Placed(on, alone, false), true);
+          ASSERT_TRUE(spread.status.ok()) << spread.status;
+          EXPECT_TRUE(spread.bytes == expected.bytes);
+          ExpectNear(run(on, Placed(on, mixture, true), Placed(on, alone, true), true), expected,
+                     DType::kFp32);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SharedExpertsTest, ProductsOfE4m3Activations) {
+  const Mixture mixture = RandomMixture({.experts = 4, .k = 200, .middle = 420});
+  for (bool blocks : {false, true}) {
+    for (bool summed : {false, true}) {
+      for (bool down : {false, true}) {
+        const SentChoices sent = RandomSent({9, 3, 4, down ? 420 : 200, summed, 5}, blocks);
+        const auto run = [&](Machine& on, const PlacedMixture& placed, bool codes) {
+          GroupedMatmulWork work =
+              Grouped(on, down ? placed.down : placed.gate, codes ? sent.codes : sent.floats);
+          work.out_dtype = DType::kFp32;
+          if (codes) work.rounding = sent.rounding, work.token_scales = sent.scales;
+          return on.Run(std::move(work));
+        };
+        const Answer expected = run(machine(1), Placed(machine(1), mixture, false), false);
+        ASSERT_TRUE(expected.status.ok()) << expected.status;
+        EXPECT_TRUE(run(machine(1), Placed(machine(1), mixture, false), true).bytes ==
+                    expected.bytes);
+        EXPECT_TRUE(run(machine(3), Spread(machine(3), mixture), true).bytes == expected.bytes);
+        ExpectNear(run(machine(3), Placed(machine(3), mixture, true), true), expected,
+                   DType::kFp32);
+      }
+    }
+  }
+}
+
 TEST_P(SharedExpertsTest, ASharedExpertElsewhereIsRefused) {
   const Mixture mixture = RandomMixture({.experts = 2, .middle = 420});
   const Mixture narrow = RandomMixture({.experts = 1, .middle = 128});  // not cut in the middle
@@ -273,6 +343,40 @@ TEST_P(SharedExpertsTest, AnMlpWithoutExpertsIsCutInTheMiddle) {
       const Answer answer = machine(devices).Run(Mlp(machine(devices), cut, choices));
       ExpectNear(answer, machine(1).Run(Mlp(machine(1), on_one, choices)), choices.dtype);
       EXPECT_EQ(answer.report.device, devices == 2 ? "cpu:0,cpu:1" : "cpu:0,cpu:1,cpu:2");
+    }
+  }
+}
+
+// The largest number of a token, by which what enters down is rounded, may be on any device.
+TEST_P(SharedExpertsTest, TheMiddleIsRoundedByTheScaleOfOneDevice) {
+  const Rounding by_token = {.how = ActivationQuantization::kFloat8PerToken};
+  for (int64_t experts : {1, 8}) {
+    const Mixture mixture = RandomMixture({.experts = experts, .middle = 420});
+    for (const auto& [rows, top_k, summed] :
+         {std::tuple{0, 2, true}, {1, 1, false}, {7, 3, true}, {5, 2, false}}) {
+      Choices choices = RandomChoices({rows, experts == 1 ? 1 : top_k, experts, 64,
+                                       summed && experts > 1, static_cast<uint64_t>(rows)});
+      if (experts == 1) choices.of_experts = false, choices.ids.clear();
+      const auto run = [&](size_t devices, bool cut, bool bias) {
+        Machine& on = machine(devices);
+        const PlacedMixture placed = Placed(on, mixture, cut);
+        GatedMlpWork work({placed.gate, placed.up, placed.down, by_token, by_token, by_token}, {});
+        work = Fill(on, choices, std::move(work));
+        if (bias) work.gate_up_bias.assign(2 * experts * 420, 0.25f);
+        if (bias) work.down_bias.assign(experts * 40, -0.5f);
+        return on.Run(std::move(work));
+      };
+      for (bool bias : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(experts, " experts, ", rows, " tokens", bias ? ", bias" : ""));
+        const Answer expected = run(1, false, bias);
+        for (size_t devices : {2, 3}) {
+          const Answer answer = run(devices, true, bias);
+          ExpectNear(answer, expected, choices.dtype);
+          EXPECT_TRUE(run(devices, true, bias).bytes == answer.bytes);
+          EXPECT_EQ(answer.report.device, devices == 2 ? "cpu:0,cpu:1" : "cpu:0,cpu:1,cpu:2");
+          EXPECT_EQ(answer.report.kernel, expected.report.kernel);
+        }
+      }
     }
   }
 }

@@ -10,6 +10,7 @@
 #include "kernels/kernels.h"
 #include "server/wire/status.h"
 #include "tests/server/requests.h"
+#include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
 
 namespace awqd::wire {
@@ -137,6 +138,82 @@ TEST(GroupedMatmul, RoundsActivations) {
   EXPECT_EQ(job->work.rounding.how, ActivationQuantization::kFloat8Static);
   EXPECT_TRUE(job->work.rounding.from_request);
   EXPECT_EQ(job->work.rounding.scales, (std::vector<float>{1, 2, 3, 4}));
+}
+
+// E4M3 activations with scales of tokens, of blocks of 128, or one for all.
+template <typename Request>
+Request WithE4m3(Request request, const std::vector<int64_t>& scales) {
+  *request.mutable_activations() = RawTensor(v1::FP8_E4M3, {3, 200}, 600);
+  v1::Tensor* const tensor = request.mutable_activation_scales();
+  tensor->set_dtype(v1::FP32);
+  tensor->mutable_shape()->Add(scales.begin(), scales.end());
+  int count = 1;
+  for (int64_t size : scales) count *= static_cast<int>(size);
+  tensor->mutable_floats()->mutable_values()->Resize(count, 0.5f);
+  return request;
+}
+
+TEST(GroupedMatmul, TakesE4m3WithScalesOfTokensOrBlocks) {
+  using enum ActivationQuantization;
+  for (const auto& [shape, how] : {std::pair(std::vector<int64_t>{3}, kFloat8Static),
+                                   {{3, 2}, kFloat8PerBlock},
+                                   {{1}, kFloat8Static}}) {
+    auto request = WithE4m3(GoodGrouped(), shape);
+    ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
+    const auto job = BuildGroupedMatmul(&request, Stack(200, 16), kLimit);
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->work.rounding.how, how);
+    EXPECT_EQ(job->work.token_scales, std::vector<float>(how == kFloat8PerBlock ? 6 : 3, 0.5f));
+    EXPECT_EQ(job->work.x_dtype, DType::kE4m3);
+    EXPECT_EQ(job->work.out_dtype, DType::kFp16);
+    EXPECT_NE(job->work.merge_key().subject, nullptr) << "requests with other scales merge";
+  }
+  auto request = WithE4m3(GoodGrouped(), {kExperts});
+  ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
+  EXPECT_THAT(BuildGroupedMatmul(&request, Stack(200, 16), kLimit).status().message(),
+              HasSubstr("activation_scales.shape: got [4], expected [3], the leading dimensions"));
+  request.clear_activation_scales();
+  EXPECT_THAT(CheckRequest(request).message(),
+              HasSubstr("activation_scales: got nothing, expected the scales of FP8_E4M3"));
+  request = WithE4m3(GoodGrouped(), {3});
+  request.set_activation_quantization(v1::FP8_PER_TOKEN);
+  EXPECT_THAT(CheckRequest(request).message(),
+              HasSubstr("got FP8_PER_TOKEN, expected ACTIVATIONS_AS_SENT"));
+}
+
+// The quantisation is then that of what enters down.
+TEST(GatedMlp, TakesE4m3) {
+  using enum ActivationQuantization;
+  for (const auto& [asked, middle] : {std::pair(v1::ACTIVATIONS_AS_SENT, kNone),
+                                      {v1::FP8_PER_TOKEN, kFloat8PerToken},
+                                      {v1::FP8_STATIC, kFloat8Static}}) {
+    auto request = WithE4m3(GoodMlp(), {3, 2});
+    request.set_activation_quantization(asked);
+    if (asked == v1::FP8_STATIC) {
+      EXPECT_EQ(FieldOf(CheckRequest(request)), "down_activation_scales");
+      *request.mutable_down_activation_scales() = request.activation_scales();
+      request.mutable_down_activation_scales()->clear_shape();
+      request.mutable_down_activation_scales()->add_shape(1);
+      request.mutable_down_activation_scales()->mutable_floats()->mutable_values()->Resize(1, 1);
+    }
+    ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
+    MlpStacks stacks = {Stack(200, 48), Stack(200, 48), Stack(48, 16), true};
+    auto job = BuildGatedMlp(&request, stacks, kLimit);
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->work.token_scales.size(), 6u);
+    const engine::Rounding in = {kFloat8PerBlock}, down = {middle};
+    engine::GatedMlpWork same({stacks.gate, stacks.up, stacks.down, in, in, down},
+                              {nullptr, nullptr, nullptr, in, in, down});
+    static_cast<engine::RoutedWork&>(same) = job->work;
+    EXPECT_EQ(job->work.key() == same.key(), asked != v1::FP8_STATIC)
+        << "given scales do not merge";
+  }
+  auto request = WithE4m3(GoodMlp(), {3});
+  request.clear_activation_scales();
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "activation_scales");
+  request = WithE4m3(GoodMlp(), {3});
+  request.set_activation_quantization(v1::INT8_PER_TOKEN);
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "activation_quantization");
 }
 
 TEST(GroupedMatmul, SaysWhichIdIsOutOfRange) {

@@ -126,6 +126,21 @@ TEST(OipWire, OtherInputsAreCopiedInTheirOrder) {
   EXPECT_EQ(decoded.message.copied_bytes, 16);
 }
 
+TEST(OipWire, E4m3OfExpertsComesWithItsScales) {
+  ModelInferRequest request = Good();
+  request.set_model_name("m/e.*.up");
+  request.mutable_inputs(0)->set_datatype("FP8_E4M3");
+  AddInput(&request, "ids", "INT32", {2, 1});
+  AddInput(&request, "activation_scales", "FP32", {2});
+  request.add_raw_input_contents("iiiiIIII");
+  request.add_raw_input_contents("ssssSSSS");
+  const auto decoded = DecodeOf<v1::GroupedQuantizedMatmulRequest>(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  EXPECT_EQ(decoded.payload, "0123456789abcdef");
+  EXPECT_EQ(decoded.message.request.activations().dtype(), v1::FP8_E4M3);
+  EXPECT_EQ(decoded.message.request.activation_scales().raw(), "ssssSSSS");
+}
+
 TEST(OipWire, AnInputInSharedMemoryTakesNoRawEntry) {
   ModelInferRequest request = Good();
   AddInput(&request, "bias", "FP32", {2});

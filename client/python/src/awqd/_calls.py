@@ -278,9 +278,8 @@ class Calls:
         request, parts = self._matmul(model, weight, bias, output_dtype, activation_function, activation_quantization,
                                       path, priority, request_id)
         key = (model, weight) if isinstance(weight, str) else None
-        scales = None if activation_scales is None else _arrays.spec_of(
-            _arrays.numbers(activation_scales, "activation_scales"), "activation_scales")
-        product = _Product("QuantizedMatmul", request, parts, inference.QuantizedMatmulResponse, key, scales=scales)
+        product = _Product("QuantizedMatmul", request, parts, inference.QuantizedMatmulResponse, key,
+                           scales=_scales(activation_scales))
         y: Array = yield from self._product(product, x, (), timeout, execution, out)
         return y
 
@@ -324,12 +323,13 @@ class Calls:
         """Products of a mixture of experts: each token with the weights of the experts chosen for it.
 
         stack: "model.layers.0.mlp.experts.*.up_proj", with "*" for the number of the expert; or a PackedStack.
-        x: FP16, BF16 or FP32 [..., K].
+        x: FP16, BF16 or FP32 [..., K]; with activation_scales float8_e4m3fn.
         expert_ids: integers [..., top_k], from 0, leading dimensions as x has them; an array or nested lists.
         router_weights: [..., top_k]; the results of a token are then summed by them.
         router: a Router, instead of these two; the results of a token are summed.
         bias: [experts, N], instead of the experts' own.
-        activation_quantization: "floating" or one of E4M3. activation_scales: of "fp8_static", one or [experts].
+        activation_quantization: "floating" or one of E4M3. activation_scales: of float8_e4m3fn as in matmul; of
+            "fp8_static" one or [experts].
         Others: as in matmul.
 
         Returns [..., N] with router_weights or router, otherwise [..., top_k, N].
@@ -337,10 +337,11 @@ class Calls:
         request = inference.GroupedQuantizedMatmulRequest()
         _source(request, model, stack)
         routing, choices = self._routing(request, expert_ids, router_weights, router)
-        parts = self._optional((13, bias, "bias"), (16, activation_scales, "activation_scales"))
+        parts = self._optional((13, bias, "bias"))
         _set_product(request, output_dtype, activation_function, activation_quantization, path, priority, request_id)
         key = (model, stack) if isinstance(stack, str) else None
-        product = _Product("GroupedQuantizedMatmul", request, parts, inference.GroupedQuantizedMatmulResponse, key, *routing)
+        product = _Product("GroupedQuantizedMatmul", request, parts, inference.GroupedQuantizedMatmulResponse, key, *routing,
+                           scales=_scales(activation_scales), scales_number=16)
         y: Array = yield from self._product(product, x, choices, timeout, execution, out)
         return y
 
@@ -382,14 +383,14 @@ class Calls:
         path_of_mlp: what the three projections have in common, "model.layers.0.mlp" or
             "model.layers.0.mlp.experts.*"; or a PackedGatedMlp.
         gate, up, down: whole paths of projections that are not called gate_proj, up_proj and down_proj.
-        x: FP16, BF16 or FP32 [..., K].
+        x: as in grouped_matmul.
         expert_ids, router_weights, router: as in grouped_matmul, for stacks of experts.
         gate_bias, up_bias, down_bias: instead of the weights' own: of their columns, of experts [experts, columns].
         shared_expert: what the paths of a gated MLP have in common whose result is added to the experts'; with
             shared_expert_gate [K] times sigmoid(x . shared_expert_gate). Of a PackedGatedMlp: its own field.
         activation_limit: gate is clamped to at most this, up on both sides; 7 by default for "swiglu_oai".
-        activation_quantization: as in grouped_matmul, of x and of what enters down. activation_scales,
-            down_activation_scales: of "fp8_static", one or [experts], and then the shared expert's.
+        activation_quantization: as in grouped_matmul, of x and of what enters down; of the latter alone where x is
+            float8_e4m3fn. activation_scales, down_activation_scales: as there, and then the shared expert's.
         activation_alpha: of "swiglu_oai", 1.702 by default. activation_beta, activation_linear_beta: of "situ", 4 and 25.
         Others: as in matmul.
 
@@ -404,7 +405,6 @@ class Calls:
         routing, choices = self._routing(request, expert_ids, router_weights, router)
         parts = self._optional((14, gate_bias, "gate_bias"), (15, up_bias, "up_bias"), (16, down_bias, "down_bias"),
                                (18, shared_expert_gate, "shared_expert_gate"),
-                               (20, activation_scales, "activation_scales"),
                                (21, down_activation_scales, "down_activation_scales"))
         _set_product(request, output_dtype, activation_function, activation_quantization, path, priority, request_id)
         parameters = {"limit": activation_limit, "alpha": activation_alpha, "beta": activation_beta,
@@ -413,7 +413,8 @@ class Calls:
             if value is not None:
                 setattr(request.activation_parameters, name, value)
         key = (model, path_of_mlp, gate, up, down) if isinstance(path_of_mlp, str) else None
-        product = _Product("GatedMlp", request, parts, inference.GatedMlpResponse, key, *routing)
+        product = _Product("GatedMlp", request, parts, inference.GatedMlpResponse, key, *routing,
+                           scales=_scales(activation_scales), scales_number=20)
         y: Array = yield from self._product(product, x, choices, timeout, execution, out)
         return y
 
@@ -943,11 +944,12 @@ class _Product:
     weights: Spec | None = None  # router weights
     logits: Spec | None = None
     scales: Spec | None = None
+    scales_number: int = 13  # their field
 
     def fields(self) -> list[_wire.Part]:
         """The other tensors."""
         fields = list(self.parts)
-        for number, tensor in ((4, self.ids), (12, self.weights), (13, self.scales)):
+        for number, tensor in ((4, self.ids), (12, self.weights), (self.scales_number, self.scales)):
             fields += [] if tensor is None else _wire.tensor_field(number, tensor)
         if self.logits is not None:  # the parser merges them with the router of the request
             field = b"".join(_wire.tensor_field(1, self.logits))
@@ -968,11 +970,11 @@ class _Product:
         logits = None if logits_follow else self.logits
         fit = all(each is None or each.shape[:-1] == rows for each in (self.ids, self.weights, logits))
         scaled = scales is None or scales.shape in ((), (1,)) or (
-            x.dtype in _arrays.OF_8_BITS and rows in (scales.shape, scales.shape[:-1]))
+            rows in (scales.shape, scales.shape[:-1]) if x.dtype in _arrays.OF_8_BITS else self.method != "QuantizedMatmul")
         return fit and scaled and bool(x.shape) and self.key is not None and not self.request.request_id
 
     def token_scales(self, x: Spec) -> Spec | None:
-        """Scales of each token, which tokens of 8 bits have; one scale to quantise by is part of the template."""
+        """Scales of each token, which tokens of 8 bits have; those to quantise by are part of the template."""
         if x.dtype not in _arrays.OF_8_BITS:
             return None
         if self.scales is None or self.scales.shape == x.shape[:-1] or len(self.scales.shape) == len(x.shape):
@@ -980,7 +982,7 @@ class _Product:
         return Spec(self.scales.dtype, x.shape[:-1], memoryview(bytes(self.scales.data) * math.prod(x.shape[:-1])))
 
     def template(self, x: Spec) -> bytes:
-        """The request for any number of tokens: its tensors have no contents, but one scale of all tokens has."""
+        """The request for any number of tokens: its tensors have no contents, but scales of all tokens have."""
         def empty(tensor: Spec) -> tensors.Tensor:
             return tensors.Tensor(dtype=tensor.dtype, shape=tensor.shape[-1:])
 
@@ -992,9 +994,11 @@ class _Product:
         if self.logits is not None:
             kinds["router"] = inference.Router(logits=empty(self.logits))
         if self.scales is not None:
-            raw = None if x.dtype in _arrays.OF_8_BITS else bytes(self.scales.data)
-            blocks = self.scales.shape[-1] if len(self.scales.shape) == len(x.shape) else 1
-            kinds["activation_scales"] = tensors.Tensor(dtype=self.scales.dtype, shape=[blocks], raw=raw)
+            of_tokens, shape = x.dtype in _arrays.OF_8_BITS, self.scales.shape or (1,)
+            if of_tokens:
+                shape = shape[-1:] if len(shape) == len(x.shape) else (1,)
+            raw = None if of_tokens else bytes(self.scales.data)
+            kinds["activation_scales"] = tensors.Tensor(dtype=self.scales.dtype, shape=shape, raw=raw)
         return b"".join([self.request.SerializeToString(), *self.parts, type(self.request)(**kinds).SerializeToString()])
 
     @property
@@ -1052,6 +1056,11 @@ class _Planned:
 def _check_out(out: _device.DeviceArray, shape: tuple[int, ...], dtype: int) -> None:
     if (out.shape, out.dtype) != (shape, dtype):
         raise _errors.InvalidArgument(f"out: got the shape {list(out.shape)}, expected {list(shape)}", field="out")
+
+
+def _scales(given: Numbers | None) -> Spec | None:
+    name = "activation_scales"
+    return None if given is None else _arrays.spec_of(_arrays.numbers(given, name), name)
 
 
 def _set_product(request: Any, output_dtype: DTypeLike | None, activation_function: str,

@@ -70,7 +70,7 @@ class _GroupedMlpArgs(_Structure):
                 ("top_k", ctypes.c_int64), ("x", _POINTER), ("y", _POINTER), ("expert_ids", _POINTER),
                 ("router_weights", _POINTER), ("x_dtype", ctypes.c_int32), ("y_dtype", ctypes.c_int32),
                 ("activation", ctypes.c_int32), ("limit", ctypes.c_float), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
-                ("linear_beta", ctypes.c_float)]
+                ("linear_beta", ctypes.c_float), ("quantization", ctypes.c_int32)]
 
 
 class _Workspace(ctypes.Structure):
@@ -245,9 +245,13 @@ def gated_mlp(gate: Weight, up: Weight, down: Weight, activation: str, m: int, x
 
 
 def grouped_mlp(gate: Stack, up: Stack, down: Stack, activation: str, m: int, top_k: int, x: int, x_dtype: str, y: int,
-                y_dtype: str, expert_ids: int, router_weights: int) -> _Product:
-    """The gated MLPs of each token's experts, summed: expert_ids int32, router_weights FP32, both [m, top_k]."""
+                y_dtype: str, expert_ids: int, router_weights: int, quantization: str = "none") -> _Product:
+    """The gated MLPs of each token's experts, summed: expert_ids int32, router_weights FP32, both [m, top_k].
+
+    quantization: of x and of what enters down: "none", "fp8_per_token" or "fp8_per_block_128".
+    """
     arguments = _GroupedMlpArgs(gate=gate.pointer, up=up.pointer, down=down.pointer, m=m, top_k=top_k, x=x, y=y,
                                 expert_ids=expert_ids, router_weights=router_weights, x_dtype=_DTYPES[x_dtype],
-                                y_dtype=_DTYPES[y_dtype], activation=ACTIVATIONS[activation])
+                                y_dtype=_DTYPES[y_dtype], activation=ACTIVATIONS[activation],
+                                quantization=QUANTIZATIONS[quantization])
     return _Product("awqd_grouped_mlp", ctypes.byref(arguments))
