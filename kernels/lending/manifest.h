@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/lending/arena.h"
 #include "kernels/weight.h"
 
 namespace awqd::lending {
@@ -60,6 +61,7 @@ struct LentWeight {
   DeclaredActivations activations;
   int64_t offset = 0;  // in the memory, a multiple of Sections::kAlign
   int64_t bytes = 0;
+  uint64_t digest = 0;  // DigestOfWeight of those bytes
 };
 
 struct Manifest {
@@ -70,8 +72,8 @@ struct Manifest {
   std::vector<LentWeight> weights;
 };
 
-// `weight`: in the memory that begins at `memory`.
-LentWeight Describe(std::string path, const DeviceWeight& weight, const uint8_t* memory);
+// `weight`: of `arena`.
+LentWeight Describe(std::string path, const DeviceWeight& weight, const WeightArena& arena);
 
 std::string Print(const Manifest& manifest);
 

@@ -42,7 +42,7 @@ absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& d
     if (weight->partitioned()) continue;
     for (const model::WeightPart& part : weight->parts) {
       if (part.weight->device != &device) continue;
-      out.weights.push_back(Describe(path, *part.weight, arena.data()));
+      out.weights.push_back(Describe(path, *part.weight, arena));
     }
   }
   if (!out.weights.empty()) return out;

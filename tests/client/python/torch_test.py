@@ -123,7 +123,7 @@ def test_ways_give_the_same_bits(local, running):
         model, _ = replaced(running.address, name="q4", ring=True)
         assert torch.equal(model(TOKENS), expected)
         assert torch.equal(replaced(f"lease:{running.lend_path}", name="q4")[0](TOKENS), expected)
-        assert torch.equal(replaced(awqd.torch.Leased(running.lend_path, "q4"))[0](TOKENS), expected)
+        assert torch.equal(replaced(awqd.torch.Leased(running.lend_path, "q4", check=True))[0](TOKENS), expected)
         with pytest.raises(awqd.NotFound, match='model "q5": no such model'):
             replaced(f"lease:{running.lend_path}", name="q5")
         assert torch.equal(model.to(torch.bfloat16)(TOKENS), replaced(local)[0].to(torch.bfloat16)(TOKENS))

@@ -19,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/unique_fd.h"
@@ -68,7 +69,7 @@ class LeaseTest : public ::testing::Test {
     for (size_t i = 0; i < host_.size(); ++i) {
       own_.push_back(PrepareWeightIn(*arena_, host_[i], *device_->device).value());
       manifest_.weights.push_back(
-          lending::Describe(absl::StrCat("layer.", i), *own_.back(), arena_->data()));
+          lending::Describe(absl::StrCat("layer.", i), *own_.back(), *arena_));
     }
     Listen();
   }
@@ -287,6 +288,30 @@ TEST_F(LeaseTest, ManifestsThatAreCut) {
   ExpectRefused(AWQD_INVALID_ARGUMENT, HasSubstr("manifest: got 1125899906842624 bytes"));
   manifest_bytes_ = lending::kMaxManifestBytes;
   ExpectRefused(AWQD_INVALID_ARGUMENT, HasSubstr("expected 268435456"));
+}
+
+TEST_F(LeaseTest, ContentsAreChecked) {
+  awqd_lease* lease = nullptr;
+  ASSERT_EQ(Open(&lease), AWQD_OK) << awqd_error_message();
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+  auto* const codes = static_cast<uint8_t*>(own_[2]->storage.data());
+  const std::string truth = absl::StrFormat("%016x", manifest_.weights[2].digest);
+  codes[own_[2]->bytes() - 1] ^= 1;  // the lender can write
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_INVALID_ARGUMENT);
+  EXPECT_THAT(awqd_error_message(),
+              AllOf(HasSubstr("weight \"layer.2\": digest: got "), HasSubstr("expected " + truth)));
+  codes[own_[2]->bytes() - 1] ^= 1;
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+  awqd_lease_close(lease);
+  manifest_.weights[1].digest ^= 1;
+  ASSERT_EQ(Open(&lease), AWQD_OK) << "not asked to check";
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_INVALID_ARGUMENT);
+  EXPECT_THAT(
+      awqd_error_message(),
+      HasSubstr(absl::StrFormat("weight \"layer.1\": digest: got %016x, expected %016x",
+                                manifest_.weights[1].digest ^ 1, manifest_.weights[1].digest)));
+  awqd_lease_close(lease);
+  EXPECT_EQ(awqd_lease_check(nullptr), AWQD_INVALID_ARGUMENT);
 }
 
 TEST_F(LeaseTest, AnOrderThatIsNone) {

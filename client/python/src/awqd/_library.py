@@ -82,6 +82,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "awqd_checkpoint_open": [ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_weight_load": [_POINTER, _POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_lease_open": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "awqd_lease_check": [_POINTER],
     "awqd_lease_weight": [_POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_weight_pack": [_POINTER, ctypes.c_char_p, _POINTER, ctypes.c_size_t, _POINTER, ctypes.c_size_t,
                          ctypes.POINTER(_POINTER)],
@@ -183,9 +184,11 @@ class Checkpoint(_Owned):
 class Lease(_Owned):
     """The weights that a server lends."""
 
-    def __init__(self, device: Device, path: str, model: str, token: str | None) -> None:
+    def __init__(self, device: Device, path: str, model: str, token: str | None, check: bool = False) -> None:
         shown = None if token is None else token.encode()
         super().__init__("awqd_lease_close", _open("awqd_lease_open", device.pointer, os.fsencode(path), model.encode(), shown))
+        if check:
+            _call("awqd_lease_check", self.pointer)
         self.linears = _linears("lease", self.pointer)
 
 

@@ -176,12 +176,13 @@ class Leased(Local):
     """The weights of a model of a server on this machine, in its memory, by which this process computes as Local does.
 
     path: of the server's --lend. name: the model; none where it serves one. token: of an identity with the role attach.
+    check: whether every byte is compared with the server's digests; InvalidArgument names a weight that differs.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None, device: str | torch.device = "cpu",
-                 token: str | None = None) -> None:
+                 token: str | None = None, check: bool = False) -> None:
         super().__init__(device=device)
-        lease = _library.Lease(self._device, os.fspath(path), name or "", token)
+        lease = _library.Lease(self._device, os.fspath(path), name or "", token, check)
         self._weights = {linear: self._device.take(lease, linear) for linear in lease.linears}
 
 
