@@ -19,6 +19,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "kernels/lending/manifest.h"
 #include "kernels/library/awqd.h"
@@ -181,7 +182,20 @@ TEST_F(LendServerTest, TheRoleIsAsked) {
   lender_ = nullptr;
   access_ = security::Access::Create(options).value();
   StartLender();
-  EXPECT_EQ(Borrower(path_, "m", "bo-token").code(), AWQD_OK);
+  const absl::Time before = absl::Now();
+  {
+    const Borrower bo(path_, "m", "bo-token");
+    ASSERT_EQ(bo.code(), AWQD_OK) << bo.error();
+    const auto leases = lender_->statistics().leases;
+    ASSERT_EQ(leases.size(), 1u);
+    EXPECT_EQ(leases[0].model, "m");
+    EXPECT_EQ(leases[0].device, "cpu");
+    EXPECT_EQ(leases[0].version, 1);
+    EXPECT_EQ(leases[0].bytes, device_->UsedBytes());
+    EXPECT_EQ(leases[0].client, absl::StrCat("bo, user ", getuid(), ", process ", getpid()));
+    EXPECT_GE(leases[0].since, before);
+  }
+  EXPECT_TRUE(Eventually([&] { return lender_->statistics().leases.empty(); }));
   const Borrower refused(path_, "m", "ian-token");
   EXPECT_EQ(refused.code(), AWQD_PERMISSION_DENIED);
   EXPECT_THAT(refused.error(), HasSubstr("needs the role attach; \"ian\" has infer,read,admin"));
@@ -239,8 +253,8 @@ TEST_F(LendServerTest, LeasesAreBounded) {
   EXPECT_THAT(borrowers.back()->error(), HasSubstr("expected at most 256 and 512"));
   borrowers.pop_back();
   EXPECT_EQ(borrowers.back()->code(), AWQD_OK) << borrowers.back()->error();
-  EXPECT_EQ(lender_->statistics().of_model,
-            (std::vector<std::pair<std::string, int64_t>>{{"m", 256}}));
+  EXPECT_EQ(lender_->leases("m"), 256);
+  EXPECT_EQ(lender_->statistics().leases.size(), 256u);
   borrowers.clear();
   EXPECT_TRUE(Eventually([&] { return lender_->leases("m") == 0; }));
   EXPECT_EQ(Borrower(path_).code(), AWQD_OK);
