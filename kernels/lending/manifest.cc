@@ -18,7 +18,7 @@ namespace awqd::lending {
 namespace {
 
 constexpr uint32_t kManifestMagic = 0x6d717761;  // "awqm"
-constexpr uint32_t kManifestVersion = 2;
+constexpr uint32_t kManifestVersion = 3;
 constexpr size_t kVersionBytes = 32;
 
 // Its fields up to `layouts` keep their places in every version.
@@ -52,9 +52,10 @@ struct Record {
   uint32_t flags;
   int64_t scale_octaves;
   uint64_t digest;
+  int64_t whole_k, whole_n, row_begin, col_begin;
 };
 static_assert(std::is_trivially_copyable_v<Header> && std::is_trivially_copyable_v<Record>);
-static_assert(sizeof(Record) == 136 && sizeof(Header) == 80);
+static_assert(sizeof(Record) == 168 && sizeof(Header) == 80);
 
 template <typename T>
 void Append(const T& value, std::string* out) {
@@ -112,6 +113,14 @@ absl::StatusOr<LentWeight> ReadWeight(const Record& record, absl::string_view te
   out.offset = record.offset;
   out.bytes = record.bytes;
   out.digest = record.digest;
+  AWQD_RETURN_IF_ERROR(CheckRange("whole_k", record.whole_k, record.k, kMostFeatures));
+  AWQD_RETURN_IF_ERROR(CheckRange("whole_n", record.whole_n, record.n, kMostFeatures));
+  AWQD_RETURN_IF_ERROR(CheckRange("row_begin", record.row_begin, 0, record.whole_k - record.k));
+  AWQD_RETURN_IF_ERROR(CheckRange("col_begin", record.col_begin, 0, record.whole_n - record.n));
+  out.whole_k = record.whole_k;
+  out.whole_n = record.whole_n;
+  out.row_begin = record.row_begin;
+  out.col_begin = record.col_begin;
   return out;
 }
 
@@ -167,7 +176,7 @@ HostWeight MakeSample(const QuantizationScheme& scheme, int64_t k, int64_t n) {
 }  // namespace
 
 std::string NameForLease(const DeviceInfo& device) {
-  return device.kind == DeviceKind::kCpu ? "cpu" : device.pci_bus_id;
+  return device.pci_bus_id.empty() ? "cpu" : device.pci_bus_id;
 }
 
 LentWeight Describe(std::string path, const DeviceWeight& weight, const WeightArena& arena) {
@@ -182,7 +191,9 @@ LentWeight Describe(std::string path, const DeviceWeight& weight, const WeightAr
           .activations = weight.activations,
           .offset = static_cast<const uint8_t*>(weight.storage.data()) - arena.data(),
           .bytes = weight.bytes(),
-          .digest = arena.DigestOf(weight)};
+          .digest = arena.DigestOf(weight),
+          .whole_k = weight.shape.k,
+          .whole_n = weight.shape.n};
 }
 
 std::string Print(const Manifest& manifest) {
@@ -208,7 +219,12 @@ std::string Print(const Manifest& manifest) {
                   .flags = (weight.order ? kOrder : 0u) | (weight.factor ? kFactor : 0u) |
                            (weight.bias ? kBias : 0u) |
                            (weight.shape.large_scales ? kLargeScales : 0u),
-                  .scale_octaves = weight.shape.scale_octaves},
+                  .scale_octaves = weight.shape.scale_octaves,
+                  .digest = weight.digest,
+                  .whole_k = weight.whole_k,
+                  .whole_n = weight.whole_n,
+                  .row_begin = weight.row_begin,
+                  .col_begin = weight.col_begin},
            &records);
   }
   Header header = {.magic = kManifestMagic,

@@ -57,6 +57,7 @@ struct awqd_lease {
   struct Weight {
     std::shared_ptr<const awqd::DeviceWeight> weight;
     uint64_t digest = 0;  // of the manifest
+    awqd_part part = {};
   };
   std::map<std::string, Weight, std::less<>> weights;
   std::vector<const std::string*> paths;
@@ -301,25 +302,43 @@ absl::Status OpenLease(awqd_device* device, const char* path, const char* model,
     absl::Status status = made.status();
     if (made.ok()) status = CheckOrder(**made, stream.get());
     if (!status.ok()) return Prefixed(absl::StrCat("weight ", Quoted(weight.path)), status);
-    const auto at = lease->weights.try_emplace(weight.path, *std::move(made), weight.digest).first;
+    const awqd_part part = {.size = sizeof(part),
+                            .k = weight.whole_k,
+                            .n = weight.whole_n,
+                            .row_begin = weight.row_begin,
+                            .col_begin = weight.col_begin};
+    const auto at =
+        lease->weights
+            .emplace(weight.path, awqd_lease::Weight{*std::move(made), weight.digest, part})
+            .first;
     lease->paths.push_back(&at->first);
   }
   *out = lease.release();
   return absl::OkStatus();
 }
 
-absl::Status TakeWeight(const awqd_lease* lease, const char* linear, awqd_weight** out) {
+absl::StatusOr<const awqd_lease::Weight*> Find(const awqd_lease* lease, const char* linear) {
   AWQD_RETURN_IF_ERROR(CheckPointer("lease", lease));
   AWQD_RETURN_IF_ERROR(CheckPointer("linear", linear));
-  AWQD_RETURN_IF_ERROR(CheckPointer("weight", out));
   const auto found = lease->weights.find(linear);
-  if (found == lease->weights.end()) {
-    return absl::NotFoundError(absl::StrCat("linear ", Quoted(linear), ": not in the lease of ",
-                                            Quoted(lease->model), ", which has ",
-                                            lease->weights.size(), " quantised linears"));
-  }
-  const auto& weight = found->second.weight;
+  if (found != lease->weights.end()) return &found->second;
+  return absl::NotFoundError(absl::StrCat("linear ", Quoted(linear), ": not in the lease of ",
+                                          Quoted(lease->model), ", which has ",
+                                          lease->weights.size(), " quantised linears"));
+}
+
+absl::Status TakeWeight(const awqd_lease* lease, const char* linear, awqd_weight** out) {
+  AWQD_RETURN_IF_ERROR(CheckPointer("weight", out));
+  AWQD_ASSIGN_OR_RETURN(const awqd_lease::Weight* const found, Find(lease, linear));
+  const auto& weight = found->weight;
   *out = new awqd_weight{lease->attached->device, weight, ToString(weight->shape.scheme)};
+  return absl::OkStatus();
+}
+
+absl::Status DescribePart(const awqd_lease* lease, const char* linear, awqd_part* out) {
+  AWQD_RETURN_IF_ERROR(CheckStructure("part", out));
+  AWQD_ASSIGN_OR_RETURN(const awqd_lease::Weight* const found, Find(lease, linear));
+  *out = found->part;
   return absl::OkStatus();
 }
 
@@ -363,6 +382,9 @@ const char* awqd_lease_linear(const awqd_lease* lease, size_t index) {
 int64_t awqd_lease_model_version(const awqd_lease* lease) { return lease->model_version; }
 int awqd_lease_check(const awqd_lease* lease) {
   return Call([&] { return awqd::library::CheckContents(lease); });
+}
+int awqd_lease_part(const awqd_lease* lease, const char* linear, awqd_part* part) {
+  return Call([&] { return awqd::library::DescribePart(lease, linear, part); });
 }
 int awqd_lease_weight(const awqd_lease* lease, const char* linear, awqd_weight** weight) {
   return Call([&] { return awqd::library::TakeWeight(lease, linear, weight); });

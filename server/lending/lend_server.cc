@@ -31,7 +31,7 @@ constexpr char kMethod[] = "awqd.lending/LeaseWeights";
 // How long no connection is accepted after descriptors ran out.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-// A device's part of a model, as it is lent: the weights that it has whole.
+// What a device has of a model, as it is lent: whole weights, and its parts of others.
 absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& device,
                                       const WeightArena& arena) {
   Manifest out = {.awqd_version = AWQD_VERSION,
@@ -39,15 +39,18 @@ absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& d
                   .model_version = model.version,
                   .memory_bytes = arena.bytes()};
   for (const auto& [path, weight] : model.weights) {
-    if (weight->partitioned()) continue;
     for (const model::WeightPart& part : weight->parts) {
       if (part.weight->device != &device) continue;
-      out.weights.push_back(Describe(path, *part.weight, arena));
+      LentWeight& lent = out.weights.emplace_back(Describe(path, *part.weight, arena));
+      lent.whole_k = weight->shape.k;
+      lent.whole_n = weight->shape.n;
+      lent.row_begin = part.row_begin;
+      lent.col_begin = part.col_begin;
     }
   }
   if (!out.weights.empty()) return out;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "model \"", model.name, "\": ", device.info().id, " has no weight whole, as --shard says"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("model \"", model.name, "\": ", device.info().id, " has none of its weights"));
 }
 
 // The arena of a model on the device that a request names.

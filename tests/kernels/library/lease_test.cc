@@ -235,7 +235,7 @@ TEST_F(LeaseTest, ManifestsThatLie) {
   const std::vector<Lie> lies = {
       {[](Manifest* m) { m->weights[0].layout = "other"; }, "layout: got \"other\", expected",
        AWQD_FAILED_PRECONDITION},
-      {[](Manifest* m) { m->weights[0].shape.k = 512; }, "bytes: got"},
+      {[](Manifest* m) { m->weights[0].shape.k = m->weights[0].whole_k = 512; }, "bytes: got"},
       {[](Manifest* m) { m->weights[0].shape.n = int64_t{1} << 40; }, "n: got 1099511627776"},
       {[](Manifest* m) { m->weights[0].shape.k = -1; }, "k: got -1"},
       {[](Manifest* m) { m->weights[2].shape.k = 250; }, "K (in features): got 250"},
@@ -257,6 +257,10 @@ TEST_F(LeaseTest, ManifestsThatLie) {
       {[](Manifest* m) { m->weights[1].offset = m->weights[0].offset; },
        "got the memory of \"layer.0\", expected one of its own"},
       {[](Manifest* m) { m->weights[1].path = "layer.0"; }, "got the path of \"layer.0\""},
+      {[](Manifest* m) { m->weights[0].whole_k = 1; }, "whole_k: got 1, expected 256 to"},
+      {[](Manifest* m) { m->weights[0].whole_n = -1; }, "whole_n: got -1"},
+      {[](Manifest* m) { m->weights[0].row_begin = 1; }, "row_begin: got 1, expected 0 to 0"},
+      {[](Manifest* m) { m->weights[0].col_begin = -8; }, "col_begin: got -8"},
       {[](Manifest* m) { m->memory_bytes += 4096; }, "memory: got"},
       {[](Manifest* m) { m->memory_bytes = 0; }, "memory_bytes: got 0"},
   };
