@@ -351,20 +351,20 @@ AWQD_API int64_t awqd_lease_model_version(const awqd_lease* lease);
 // weight that differs, and both digests.
 AWQD_API int awqd_lease_check(const awqd_lease* lease);
 
-// What the lease's device has of a linear [K, N]: all, or the rows or columns from here on that the
-// server's --shard gave it, as many as the weight's own k and n. The product with a part of columns is
-// those columns of y. Products with parts of rows add up to y; the part from row 0 has the bias.
+// The place of a lease's weight in a linear [K, N] that the server's --shard divides among devices. The
+// product with a part of the columns is those columns of y. Products with the parts of the rows add up
+// to y; the part from row 0 has the bias.
 typedef struct awqd_part {
   size_t size;  // set by the caller
-  int64_t k;    // of the whole linear
+  int64_t k;    // of the whole linear; a weight that is whole has the same
   int64_t n;
-  int64_t row_begin;
+  int64_t row_begin;  // the weight's k rows begin there, its n columns at col_begin
   int64_t col_begin;
 } awqd_part;
 
 // NOT_FOUND without such a linear.
 AWQD_API int awqd_lease_part(const awqd_lease* lease, const char* linear, awqd_part* part);
-// That part, or the whole. NOT_FOUND without such a linear.
+// The linear, or the device's part of it. NOT_FOUND without such a linear.
 AWQD_API int awqd_lease_weight(const awqd_lease* lease, const char* linear, awqd_weight** weight);
 
 #ifdef __cplusplus

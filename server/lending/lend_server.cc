@@ -31,7 +31,7 @@ constexpr char kMethod[] = "awqd.lending/LeaseWeights";
 // How long no connection is accepted after descriptors ran out.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-// What a device has of a model, as it is lent: whole weights, and its parts of others.
+// A device's share of a model, as it is lent: whole weights, and its parts of others.
 absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& device,
                                       const WeightArena& arena) {
   Manifest out = {.awqd_version = AWQD_VERSION,
