@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "kernels/base/digest.h"
 #include "kernels/base/host_memory.h"
 #include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
@@ -46,16 +47,21 @@ void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
   });
 }
 
-// Packs straight into the device's memory if the host can write to it.
-absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
+// Packs straight into the device's memory if the host can write to it. `arena`, that memory's, gets
+// the digest; it may be null.
+absl::Status Pack(const HostWeight& weight, Device& device, WeightArena* arena, DeviceWeight* out) {
   const int64_t bytes = out->sections.total();
+  const auto pack = [&](uint8_t* to) {
+    PackAll(weight, *out, to);
+    if (arena != nullptr) arena->SetDigest(*out, DigestOfWeight(to, bytes));
+  };
   if (device.host_addressable()) {
-    PackAll(weight, *out, static_cast<uint8_t*>(out->storage.data()));
+    pack(static_cast<uint8_t*>(out->storage.data()));
     return absl::OkStatus();
   }
   const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
   AdviseHugePages(host.get(), bytes);
-  PackAll(weight, *out, host.get());
+  pack(host.get());
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateCopyStream());
   AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
   return stream->Synchronize();
@@ -109,7 +115,7 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(const HostWeight& we
   AWQD_ASSIGN_OR_RETURN(out->storage, arena == nullptr
                                           ? device.Allocate(MemoryKind::kWeights, bytes)
                                           : arena->Allocate(bytes));
-  AWQD_RETURN_IF_ERROR(Pack(weight, device, out.get()));
+  AWQD_RETURN_IF_ERROR(Pack(weight, device, arena, out.get()));
   return std::shared_ptr<const DeviceWeight>(std::move(out));
 }
 

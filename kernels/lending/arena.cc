@@ -30,4 +30,15 @@ absl::StatusOr<Buffer> WeightArena::Allocate(int64_t bytes) {
   return Buffer(at, bytes, [self = shared_from_this()](void*, int64_t) {});
 }
 
+void WeightArena::SetDigest(const DeviceWeight& weight, uint64_t digest) {
+  MutexLock lock(&mu_);
+  digests_[weight.storage.data()] = digest;
+}
+
+uint64_t WeightArena::DigestOf(const DeviceWeight& weight) const {
+  MutexLock lock(&mu_);
+  const auto found = digests_.find(weight.storage.data());
+  return found == digests_.end() ? 0 : found->second;
+}
+
 }  // namespace awqd

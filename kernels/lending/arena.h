@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -47,6 +48,11 @@ class WeightArena : public std::enable_shared_from_this<WeightArena> {
   // The next bytes, aligned to Sections::kAlign. RESOURCE_EXHAUSTED beyond the arena's.
   absl::StatusOr<Buffer> Allocate(int64_t bytes);
 
+  // Keeps DigestOfWeight of the bytes that were packed for a weight of this memory.
+  void SetDigest(const DeviceWeight& weight, uint64_t digest);
+  // 0 without one.
+  uint64_t DigestOf(const DeviceWeight& weight) const;
+
   int descriptor() const { return exported_.descriptor.get(); }
   const uint8_t* data() const { return static_cast<const uint8_t*>(exported_.memory.data()); }
   int64_t bytes() const { return exported_.memory.size(); }
@@ -55,11 +61,13 @@ class WeightArena : public std::enable_shared_from_this<WeightArena> {
   explicit WeightArena(ExportedMemory exported) : exported_(std::move(exported)) {}
 
   const ExportedMemory exported_;
-  Mutex mu_;
+  mutable Mutex mu_;
   int64_t used_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<const void*, uint64_t> digests_ ABSL_GUARDED_BY(mu_);  // by where the weight begins
 };
 
-// As PrepareWeight of kernels.h, in memory of `arena`, an arena of the device.
+// As PrepareWeight of kernels.h, in memory of `arena`, an arena of the device, which has the weight's
+// digest then: of what was packed, before a device's memory had it.
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeightIn(WeightArena& arena,
                                                                     const HostWeight& weight,
                                                                     Device& device);

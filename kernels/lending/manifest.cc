@@ -9,6 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/digest.h"
 #include "kernels/base/status.h"
 #include "kernels/base/text.h"
 #include "kernels/layouts/layout.h"
@@ -17,7 +18,7 @@ namespace awqd::lending {
 namespace {
 
 constexpr uint32_t kManifestMagic = 0x6d717761;  // "awqm"
-constexpr uint32_t kManifestVersion = 1;
+constexpr uint32_t kManifestVersion = 3;
 constexpr size_t kVersionBytes = 32;
 
 // Its fields up to `layouts` keep their places in every version.
@@ -50,9 +51,11 @@ struct Record {
   uint32_t activations;
   uint32_t flags;
   int64_t scale_octaves;
+  uint64_t digest;
+  int64_t whole_k, whole_n, row_begin, col_begin;
 };
 static_assert(std::is_trivially_copyable_v<Header> && std::is_trivially_copyable_v<Record>);
-static_assert(sizeof(Record) == 128 && sizeof(Header) == 80);
+static_assert(sizeof(Record) == 168 && sizeof(Header) == 80);
 
 template <typename T>
 void Append(const T& value, std::string* out) {
@@ -109,6 +112,15 @@ absl::StatusOr<LentWeight> ReadWeight(const Record& record, absl::string_view te
   }
   out.offset = record.offset;
   out.bytes = record.bytes;
+  out.digest = record.digest;
+  AWQD_RETURN_IF_ERROR(CheckRange("whole_k", record.whole_k, record.k, kMostFeatures));
+  AWQD_RETURN_IF_ERROR(CheckRange("whole_n", record.whole_n, record.n, kMostFeatures));
+  AWQD_RETURN_IF_ERROR(CheckRange("row_begin", record.row_begin, 0, record.whole_k - record.k));
+  AWQD_RETURN_IF_ERROR(CheckRange("col_begin", record.col_begin, 0, record.whole_n - record.n));
+  out.whole_k = record.whole_k;
+  out.whole_n = record.whole_n;
+  out.row_begin = record.row_begin;
+  out.col_begin = record.col_begin;
   return out;
 }
 
@@ -133,21 +145,6 @@ absl::Status CheckApart(const std::vector<LentWeight>& weights) {
   return compare([](auto* a, auto* b) { return a->path < b->path; },
                  [](const LentWeight& a, const LentWeight& b) { return a.path == b.path; }, "path");
 }
-
-// FNV-1a of 64 bits.
-class Digest {
- public:
-  void Add(const uint8_t* data, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ data[i]) * 0x100000001b3;
-  }
-  void Add(absl::string_view text) {
-    Add(reinterpret_cast<const uint8_t*>(text.data()), text.size());
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325;
-};
 
 // A weight of this scheme whose bytes are all different from their neighbours.
 HostWeight MakeSample(const QuantizationScheme& scheme, int64_t k, int64_t n) {
@@ -179,10 +176,10 @@ HostWeight MakeSample(const QuantizationScheme& scheme, int64_t k, int64_t n) {
 }  // namespace
 
 std::string NameForLease(const DeviceInfo& device) {
-  return device.kind == DeviceKind::kCpu ? "cpu" : device.pci_bus_id;
+  return device.pci_bus_id.empty() ? "cpu" : device.pci_bus_id;
 }
 
-LentWeight Describe(std::string path, const DeviceWeight& weight, const uint8_t* memory) {
+LentWeight Describe(std::string path, const DeviceWeight& weight, const WeightArena& arena) {
   return {.path = std::move(path),
           .format = weight.format,
           .layout = std::string(weight.layout->name),
@@ -192,8 +189,11 @@ LentWeight Describe(std::string path, const DeviceWeight& weight, const uint8_t*
           .bias = weight.sections.Has(Part::kBias),
           .hadamard = weight.hadamard,
           .activations = weight.activations,
-          .offset = static_cast<const uint8_t*>(weight.storage.data()) - memory,
-          .bytes = weight.bytes()};
+          .offset = static_cast<const uint8_t*>(weight.storage.data()) - arena.data(),
+          .bytes = weight.bytes(),
+          .digest = arena.DigestOf(weight),
+          .whole_k = weight.shape.k,
+          .whole_n = weight.shape.n};
 }
 
 std::string Print(const Manifest& manifest) {
@@ -219,7 +219,12 @@ std::string Print(const Manifest& manifest) {
                   .flags = (weight.order ? kOrder : 0u) | (weight.factor ? kFactor : 0u) |
                            (weight.bias ? kBias : 0u) |
                            (weight.shape.large_scales ? kLargeScales : 0u),
-                  .scale_octaves = weight.shape.scale_octaves},
+                  .scale_octaves = weight.shape.scale_octaves,
+                  .digest = weight.digest,
+                  .whole_k = weight.whole_k,
+                  .whole_n = weight.whole_n,
+                  .row_begin = weight.row_begin,
+                  .col_begin = weight.col_begin},
            &records);
   }
   Header header = {.magic = kManifestMagic,
@@ -288,7 +293,10 @@ uint64_t LayoutsDigest() {
         "w1g64",       "w2g64z", "w3g128z",        "w4g128z",      "w5g32s+fp32",       "w6g64z",
         "w7g64z",      "w8cs",   "w8cs+1",         "w4g128s+bf16", "w8g128+int8*c",     "w4g64r",
         "w4g64o:bf16", "t4g64",  "e2m1g16+e4m3*t", "e2m1g32+e8m0", "e4m3b128x128+fp32", "iq3_s"};
-    Digest out;
+    uint64_t out = 0;
+    const auto add = [&out](absl::string_view bytes) {
+      out = Xxh64(bytes.data(), bytes.size(), out);
+    };
     for (const absl::string_view name : kSchemes) {
       const HostWeight weight = MakeSample(ParseScheme(name).value(), 512, 192);
       const WeightShape shape = ShapeOf(weight);
@@ -298,12 +306,12 @@ uint64_t LayoutsDigest() {
         std::vector<uint8_t> packed(sections.total());
         layout->pack(weight, {0, weight.n}, sections, packed.data());
         PackCommonParts(*layout, weight, sections, packed.data());
-        out.Add(layout->name);
-        out.Add(name);
-        out.Add(packed.data(), packed.size());
+        add(layout->name);
+        add(name);
+        add({reinterpret_cast<const char*>(packed.data()), packed.size()});
       }
     }
-    return out.value();
+    return out;
   }();
   return digest;
 }

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/lending/arena.h"
 #include "kernels/weight.h"
 
 namespace awqd::lending {
@@ -45,7 +46,7 @@ struct LeaseAnswer {
   int64_t manifest_bytes = 0;
 };
 
-// The device as a request names it.
+// The device as a request names it: its PCI bus id, "cpu" without one.
 std::string NameForLease(const DeviceInfo& device);
 
 // A weight in the lent memory. What follows from these is not said: a borrower computes it, and
@@ -60,6 +61,10 @@ struct LentWeight {
   DeclaredActivations activations;
   int64_t offset = 0;  // in the memory, a multiple of Sections::kAlign
   int64_t bytes = 0;
+  uint64_t digest = 0;  // DigestOfWeight of those bytes
+  // The linear that it is, or is a part of: its K and N, and where in it the part begins.
+  int64_t whole_k = 0, whole_n = 0;
+  int64_t row_begin = 0, col_begin = 0;
 };
 
 struct Manifest {
@@ -70,8 +75,8 @@ struct Manifest {
   std::vector<LentWeight> weights;
 };
 
-// `weight`: in the memory that begins at `memory`.
-LentWeight Describe(std::string path, const DeviceWeight& weight, const uint8_t* memory);
+// `weight`: of `arena`, and a whole linear.
+LentWeight Describe(std::string path, const DeviceWeight& weight, const WeightArena& arena);
 
 std::string Print(const Manifest& manifest);
 

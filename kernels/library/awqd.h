@@ -333,8 +333,8 @@ AWQD_API int awqd_dequantize(const awqd_weight* weight, const awqd_dequantize_ar
 // reading alone. Products with them are those of own weights.
 typedef struct awqd_lease awqd_lease;
 
-// `path`: of the server's --lend; `model`: a model that it serves, "" for the only one; `token`: of an identity with the
-// role attach, or NULL where the server has no identities. The device is the GPU, or the CPU, on
+// `path`: of the server's --lend; `model`: a model that it serves, "" for the only one; `token`: of an
+// identity with the role attach, or NULL where the server has no identities. The device is the GPU, or the CPU, on
 // which the server has the weights. Blocks for 30 s at most. UNAVAILABLE where nobody listens,
 // PERMISSION_DENIED and UNAUTHENTICATED as the server says, NOT_FOUND for another model,
 // FAILED_PRECONDITION, with both versions, where the server's awqd is of another version, and where
@@ -349,7 +349,25 @@ AWQD_API size_t awqd_lease_linears(const awqd_lease* lease);
 AWQD_API const char* awqd_lease_linear(const awqd_lease* lease, size_t index);
 // Counts the server's loads under the model's name, from 1.
 AWQD_API int64_t awqd_lease_model_version(const awqd_lease* lease);
+// Compares the bytes of every weight with the server's digest of what it packed. Reads all of them, at
+// the speed of memory on a CPU, of the way to the host from a GPU. INVALID_ARGUMENT names the first
+// weight that differs, and both digests.
+AWQD_API int awqd_lease_check(const awqd_lease* lease);
+
+// The place of a lease's weight in a linear [K, N] that the server's --shard divides among devices. The
+// product with a part of the columns is those columns of y. Products with the parts of the rows add up
+// to y; the part from row 0 has the bias.
+typedef struct awqd_part {
+  size_t size;  // set by the caller
+  int64_t k;    // of the whole linear; a weight that is whole has the same
+  int64_t n;
+  int64_t row_begin;  // the weight's k rows begin there, its n columns at col_begin
+  int64_t col_begin;
+} awqd_part;
+
 // NOT_FOUND without such a linear.
+AWQD_API int awqd_lease_part(const awqd_lease* lease, const char* linear, awqd_part* part);
+// The linear, or the device's part of it. NOT_FOUND without such a linear.
 AWQD_API int awqd_lease_weight(const awqd_lease* lease, const char* linear, awqd_weight** weight);
 
 #ifdef __cplusplus

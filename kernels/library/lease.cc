@@ -3,7 +3,8 @@
 // Attacker: whoever listens at the path. The manifest is copied before it is read, and believed in
 // nothing that can be computed: layout and size of each weight are what this library chooses for its
 // shape. What the memory holds is believed, as a checkpoint's numbers are, but for the orders, which
-// kernels take for indices. A lender can change what it lent.
+// kernels take for indices. A lender can change what it lent. Digests find what broke on the way, and
+// no lender who means to lie.
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -20,7 +21,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/digest.h"
 #include "kernels/base/text.h"
 #include "kernels/base/unique_fd.h"
 #include "kernels/kernels.h"
@@ -51,7 +54,12 @@ struct awqd_lease {
   std::string path, model;  // for messages
   int64_t model_version = 0;
   std::shared_ptr<awqd::library::Attached> attached;
-  std::map<std::string, std::shared_ptr<const awqd::DeviceWeight>, std::less<>> weights;
+  struct Weight {
+    std::shared_ptr<const awqd::DeviceWeight> weight;
+    uint64_t digest = 0;  // of the manifest
+    awqd_part part = {};
+  };
+  std::map<std::string, Weight, std::less<>> weights;
   std::vector<const std::string*> paths;
 };
 
@@ -294,25 +302,66 @@ absl::Status OpenLease(awqd_device* device, const char* path, const char* model,
     absl::Status status = made.status();
     if (made.ok()) status = CheckOrder(**made, stream.get());
     if (!status.ok()) return Prefixed(absl::StrCat("weight ", Quoted(weight.path)), status);
-    const auto at = lease->weights.emplace(weight.path, *std::move(made)).first;
+    const awqd_part part = {.size = sizeof(part),
+                            .k = weight.whole_k,
+                            .n = weight.whole_n,
+                            .row_begin = weight.row_begin,
+                            .col_begin = weight.col_begin};
+    const auto at =
+        lease->weights
+            .emplace(weight.path, awqd_lease::Weight{*std::move(made), weight.digest, part})
+            .first;
     lease->paths.push_back(&at->first);
   }
   *out = lease.release();
   return absl::OkStatus();
 }
 
-absl::Status TakeWeight(const awqd_lease* lease, const char* linear, awqd_weight** out) {
+absl::StatusOr<const awqd_lease::Weight*> Find(const awqd_lease* lease, const char* linear) {
   AWQD_RETURN_IF_ERROR(CheckPointer("lease", lease));
   AWQD_RETURN_IF_ERROR(CheckPointer("linear", linear));
-  AWQD_RETURN_IF_ERROR(CheckPointer("weight", out));
   const auto found = lease->weights.find(linear);
-  if (found == lease->weights.end()) {
-    return absl::NotFoundError(absl::StrCat("linear ", Quoted(linear), ": not in the lease of ",
-                                            Quoted(lease->model), ", which has ",
-                                            lease->weights.size(), " quantised linears"));
+  if (found != lease->weights.end()) return &found->second;
+  return absl::NotFoundError(absl::StrCat("linear ", Quoted(linear), ": not in the lease of ",
+                                          Quoted(lease->model), ", which has ",
+                                          lease->weights.size(), " quantised linears"));
+}
+
+absl::Status TakeWeight(const awqd_lease* lease, const char* linear, awqd_weight** out) {
+  AWQD_RETURN_IF_ERROR(CheckPointer("weight", out));
+  AWQD_ASSIGN_OR_RETURN(const awqd_lease::Weight* const found, Find(lease, linear));
+  const auto& weight = found->weight;
+  *out = new awqd_weight{lease->attached->device, weight, ToString(weight->shape.scheme)};
+  return absl::OkStatus();
+}
+
+absl::Status DescribePart(const awqd_lease* lease, const char* linear, awqd_part* out) {
+  AWQD_RETURN_IF_ERROR(CheckStructure("part", out));
+  AWQD_ASSIGN_OR_RETURN(const awqd_lease::Weight* const found, Find(lease, linear));
+  *out = found->part;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ReadDigest(const DeviceWeight& weight, Stream* stream) {
+  const auto* const bytes = static_cast<const uint8_t*>(weight.storage.data());
+  if (weight.device->host_addressable()) return DigestOfWeight(bytes, weight.bytes());
+  const std::unique_ptr<uint8_t[]> host(new uint8_t[weight.bytes()]);
+  AWQD_RETURN_IF_ERROR(
+      weight.device->CopyToHost(host.get(), bytes, weight.bytes(), stream->view()));
+  AWQD_RETURN_IF_ERROR(stream->Synchronize());
+  return DigestOfWeight(host.get(), weight.bytes());
+}
+
+absl::Status CheckContents(const awqd_lease* lease) {
+  AWQD_RETURN_IF_ERROR(CheckPointer("lease", lease));
+  AWQD_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream,
+                        lease->attached->device->CreateCopyStream());
+  for (const auto& [path, lent] : lease->weights) {
+    AWQD_ASSIGN_OR_RETURN(const uint64_t digest, ReadDigest(*lent.weight, stream.get()));
+    if (digest == lent.digest) continue;
+    return BadValue(absl::StrCat("weight ", Quoted(path), ": digest"),
+                    absl::StrFormat("%016x", digest), absl::StrFormat("%016x", lent.digest));
   }
-  *out = new awqd_weight{lease->attached->device, found->second,
-                         ToString(found->second->shape.scheme)};
   return absl::OkStatus();
 }
 
@@ -331,6 +380,12 @@ const char* awqd_lease_linear(const awqd_lease* lease, size_t index) {
   return index < lease->paths.size() ? lease->paths[index]->c_str() : nullptr;
 }
 int64_t awqd_lease_model_version(const awqd_lease* lease) { return lease->model_version; }
+int awqd_lease_check(const awqd_lease* lease) {
+  return Call([&] { return awqd::library::CheckContents(lease); });
+}
+int awqd_lease_part(const awqd_lease* lease, const char* linear, awqd_part* part) {
+  return Call([&] { return awqd::library::DescribePart(lease, linear, part); });
+}
 int awqd_lease_weight(const awqd_lease* lease, const char* linear, awqd_weight** weight) {
   return Call([&] { return awqd::library::TakeWeight(lease, linear, weight); });
 }

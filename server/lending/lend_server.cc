@@ -31,7 +31,7 @@ constexpr char kMethod[] = "awqd.lending/LeaseWeights";
 // How long no connection is accepted after descriptors ran out.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-// A device's part of a model, as it is lent: the weights that it has whole.
+// A device's share of a model, as it is lent: whole weights, and its parts of others.
 absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& device,
                                       const WeightArena& arena) {
   Manifest out = {.awqd_version = AWQD_VERSION,
@@ -39,15 +39,18 @@ absl::StatusOr<Manifest> MakeManifest(const model::Model& model, const Device& d
                   .model_version = model.version,
                   .memory_bytes = arena.bytes()};
   for (const auto& [path, weight] : model.weights) {
-    if (weight->partitioned()) continue;
     for (const model::WeightPart& part : weight->parts) {
       if (part.weight->device != &device) continue;
-      out.weights.push_back(Describe(path, *part.weight, arena.data()));
+      LentWeight& lent = out.weights.emplace_back(Describe(path, *part.weight, arena));
+      lent.whole_k = weight->shape.k;
+      lent.whole_n = weight->shape.n;
+      lent.row_begin = part.row_begin;
+      lent.col_begin = part.col_begin;
     }
   }
   if (!out.weights.empty()) return out;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "model \"", model.name, "\": ", device.info().id, " has no weight whole, as --shard says"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("model \"", model.name, "\": ", device.info().id, " has none of its weights"));
 }
 
 // The arena of a model on the device that a request names.
@@ -118,9 +121,10 @@ bool SendAnswer(int socket, LeaseAnswer answer, absl::string_view text,
 struct LendServer::Connection {
   UniqueFd socket;
   std::string origin;  // "user 1000"
+  pid_t process = 0;   // that connected
   absl::Time opened;
   std::string input;  // of the request
-  std::string model;  // of the lease; empty: there is none yet
+  bool lent = false;
   bool ended = false;
 };
 
@@ -154,14 +158,13 @@ void LendServer::Stop() {
 obs::LeaseStats LendServer::statistics() const {
   obs::LeaseStats out = {.refused = refused_.load(std::memory_order_relaxed)};
   MutexLock lock(&mu_);
-  out.of_model.assign(leases_.begin(), leases_.end());
+  for (const auto& [connection, lease] : leases_) out.leases.push_back(lease);
   return out;
 }
 
 int64_t LendServer::leases(const std::string& model) const {
   MutexLock lock(&mu_);
-  const auto found = leases_.find(model);
-  return found == leases_.end() ? 0 : found->second;
+  return absl::c_count_if(leases_, [&](const auto& one) { return one.second.model == model; });
 }
 
 void LendServer::Run() {
@@ -175,7 +178,7 @@ void LendServer::Run() {
     waits.push_back({.fd = accepting ? listening_.sockets[0].get() : -1, .events = POLLIN});
     for (const Connection& connection : connections_) {
       waits.push_back({.fd = connection.socket.get(), .events = POLLIN});
-      if (connection.model.empty()) until = std::min(until, connection.opened + handshake_timeout_);
+      if (!connection.lent) until = std::min(until, connection.opened + handshake_timeout_);
     }
     const int timeout_ms = until == absl::InfiniteFuture()
                                ? -1
@@ -185,7 +188,7 @@ void LendServer::Run() {
     size_t at = 2;
     for (Connection& connection : connections_) {
       if (waits[at++].revents != 0) Read(&connection);
-      if (connection.model.empty() && absl::Now() > connection.opened + handshake_timeout_) {
+      if (!connection.lent && absl::Now() > connection.opened + handshake_timeout_) {
         connection.ended = true;
       }
     }
@@ -212,6 +215,11 @@ void LendServer::Accept() {
   }
   Connection connection;
   connection.origin = obs::Origin(socket.get(), peer);
+  ucred user = {};
+  socklen_t size = sizeof(user);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &user, &size) == 0) {
+    connection.process = user.pid;
+  }
   connection.socket = std::move(socket);
   connection.opened = absl::Now();
   const auto own = static_cast<size_t>(absl::c_count_if(
@@ -230,7 +238,7 @@ void LendServer::Read(Connection* connection) {
   std::array<char, sizeof(LeaseRequest) + kMaxModelBytes + kMaxTokenBytes> bytes;
   const ssize_t got = recv(connection->socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0 || !connection->model.empty()) {
+  if (got <= 0 || connection->lent) {
     // Whoever has a lease has nothing to say.
     connection->ended = true;
     return;
@@ -292,10 +300,17 @@ absl::Status LendServer::Lend(Connection* connection, absl::string_view device,
   const std::array<int, 2> descriptors = {file.get(), arena->descriptor()};
   const LeaseAnswer answer = {.manifest_bytes = static_cast<int64_t>(text.size())};
   // Before the borrower can ask how many there are.
-  connection->model = model.name;
+  connection->lent = true;
   {
     MutexLock lock(&mu_);
-    ++leases_[model.name];
+    leases_[connection] = {
+        .model = model.name,
+        .device = on->info().id,
+        .version = model.version,
+        .bytes = arena->bytes(),
+        .client = absl::StrCat(identity == nullptr ? "" : identity->name + ", ", connection->origin,
+                               ", process ", connection->process),
+        .since = absl::Now()};
   }
   if (!SendAnswer(connection->socket.get(), answer, "", &descriptors)) {
     connection->ended = true;
@@ -322,10 +337,8 @@ void LendServer::Refuse(Connection* connection, const absl::Status& status) {
 }
 
 void LendServer::End(const Connection& connection) {
-  if (connection.model.empty()) return;
   MutexLock lock(&mu_);
-  const auto found = leases_.find(connection.model);
-  if (--found->second == 0) leases_.erase(found);
+  leases_.erase(&connection);
 }
 
 }  // namespace awqd::lending

@@ -48,7 +48,7 @@ class LendServer {
   void Stop();
 
   obs::LeaseStats statistics() const;  // thread-safe
-  // The leases of all versions of a model. Thread-safe.
+  // How many there are of all versions of a model. Thread-safe.
   int64_t leases(const std::string& model) const;
 
  private:
@@ -74,7 +74,7 @@ class LendServer {
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> refused_{0};
   mutable Mutex mu_;
-  std::map<std::string, int64_t> leases_ ABSL_GUARDED_BY(mu_);  // by model
+  std::map<const Connection*, obs::Lease> leases_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };
 

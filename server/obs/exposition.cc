@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <sstream>
 #include <tuple>
 #include <type_traits>
@@ -23,6 +24,7 @@ using nlohmann::json;
 
 // Make these objects with these members. JSON has no NaN: it becomes null.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Quantile, ms, sign)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Lease, model, device, version, bytes, client)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceStats, id, name, healthy, memory_bytes, free_bytes,
                                    used_bytes, weights_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelStats, name, state, message, loaded_share, format, version,
@@ -358,9 +360,9 @@ class Exposition {
     Show(std::move(connections));
     if (all_.leases) {
       Family leases = Gauge("awqd_leases", "Processes that have leased the weights of a model.");
-      for (const auto& [model, count] : all_.leases->of_model) {
-        leases.AddSeries({{"model", model}}, count);
-      }
+      std::map<absl::string_view, int64_t> of_model;
+      for (const Lease& lease : all_.leases->leases) ++of_model[lease.model];
+      for (const auto& [model, count] : of_model) leases.AddSeries({{"model", model}}, count);
       Show(leases);
       Show(Counter("awqd_leases_refused_total", "Leases that were asked for and refused.")
                .AddSeries({}, all_.leases->refused));
@@ -478,6 +480,13 @@ std::string StatusJson(const Snapshot& snapshot, const std::vector<TimeSeriesPoi
     for (const ModelStats& model : *models) out["models"].push_back(ModelJson(model));
   }
   for (const DeviceStats& device : snapshot.devices) out["devices"].push_back(DeviceJson(device));
+  if (snapshot.leases) {
+    json& leases = out["leases"] = json::array();
+    for (const Lease& lease : snapshot.leases->leases) {
+      leases.push_back(lease);
+      leases.back()["age_s"] = absl::ToDoubleSeconds(snapshot.time - lease.since);
+    }
+  }
   for (const MethodStats& method : snapshot.methods) {
     if (method.started > 0) out["methods"].push_back(MethodJson(method));
   }

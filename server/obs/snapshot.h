@@ -91,9 +91,16 @@ struct RingStats {
   int64_t sleeps = 0;   // of the thread that polls them
 };
 
-// Weights that other processes map.
+// A device's weights of a model that another process maps.
+struct Lease {
+  std::string model, device;
+  int64_t version = 0;  // of the model
+  int64_t bytes = 0;    // that are mapped
+  std::string client;   // "user 1000, process 4711", after the name of its identity if there is one
+  absl::Time since;
+};
 struct LeaseStats {
-  std::vector<std::pair<std::string, int64_t>> of_model;  // leases, of models that have any
+  std::vector<Lease> leases;
   int64_t refused = 0;
 };
 

@@ -296,6 +296,9 @@ TEST_F(GpuLeaseTest, ALargeModel) {
   ASSERT_EQ(awqd_lease_open(device, path_.c_str(), "m", nullptr, &lease), AWQD_OK)
       << awqd_error_message();
   const absl::Duration attach = absl::Now() - start;
+  start = absl::Now();
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+  const absl::Duration check = absl::Now() - start;
   const int64_t attached = before - FreeDeviceBytes();
   awqd_lease_close(lease);
   awqd_device_close(device);
@@ -306,10 +309,12 @@ TEST_F(GpuLeaseTest, ALargeModel) {
   const absl::Duration product = absl::Now() - start;
   EXPECT_EQ(y, std::string(kLargeN * 2, '\0')) << "zeros times anything";
   std::printf(
-      "%d GiB: %.2f %% more device memory with --lend; attach %s, first product %s, %.2f MiB more "
-      "for the borrower\n",
+      "%d GiB: %.2f %% more device memory with --lend; attach %s, check of contents %s, first "
+      "product "
+      "%s, %.2f MiB more for the borrower\n",
       static_cast<int>(gib), 100 * growth, absl::FormatDuration(attach).c_str(),
-      absl::FormatDuration(product).c_str(), static_cast<double>(attached) / (1 << 20));
+      absl::FormatDuration(check).c_str(), absl::FormatDuration(product).c_str(),
+      static_cast<double>(attached) / (1 << 20));
   EXPECT_LT(attach, absl::Milliseconds(500));
   EXPECT_LT(product, absl::Milliseconds(500));
   EXPECT_LT(attached, (gib << 30) / 100);

@@ -191,7 +191,7 @@ const held = model => Object.entries(model.bytes).map(([id, n]) => `${id} ${byte
 function duration(seconds) {
   const days = Math.floor(seconds / 86400), hours = Math.floor(seconds / 3600) % 24;
   const minutes = Math.floor(seconds / 60) % 60;
-  return `up ${days ? `${days} d ` : ''}${hours} h ${minutes} min`;
+  return `${days ? `${days} d ` : ''}${hours} h ${minutes} min`;
 }
 
 // What an operator has to look at, one text each.
@@ -242,7 +242,7 @@ function show(status) {
   text('version', status.version);
   text('ready', status.ready ? 'ready' : 'not ready');
   document.getElementById('ready').className = status.ready ? 'yes' : 'no';
-  text('uptime', duration(status.uptime_s));
+  text('uptime', `up ${duration(status.uptime_s)}`);
   const problems = findProblems(status);
   document.getElementById('problems').replaceChildren(...problems.map(one => make('li', one)));
   document.title = problems.length ? '(!) awqd' : 'awqd';
@@ -254,6 +254,11 @@ function show(status) {
     ['Failed', m => m.lost + m.not_computed ? make('span', count(m.lost + m.not_computed), 'bad') : '0', true],
     ['Tokens', m => count(m.tokens), true], ['Kernels', m => m.kernels.join(', ')],
   ], [...status.models].sort((a, b) => isFailedModel(b) - isFailedModel(a)), 'none is served or being loaded', isFailedModel);
+  document.getElementById('lent').hidden = !status.leases;
+  table('leases', [
+    ['Model', l => l.model], ['Version', l => count(l.version), true], ['Client', l => l.client],
+    ['Device', l => l.device], ['Age', l => duration(l.age_s), true], ['Memory', l => bytes(l.bytes), true],
+  ], status.leases || [], 'nobody has one');
   table('devices', [
     ['Device', d => d.id], ['Name', d => d.name],
     ['State', d => d.healthy ? 'healthy' : make('span', 'FAILED', 'bad')],

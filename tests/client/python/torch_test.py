@@ -94,7 +94,7 @@ def test_what_is_replaced(local):
     model, report = replaced(local)
     assert report.mlps == ["layers.0"]
     assert sorted(report.linears) == [f"layers.1.{name}_proj" for name in ("down", "gate", "up")]
-    assert report.not_in_model == []
+    assert report.not_in_model == report.experts == []
     assert isinstance(model.layers[0], awqd.torch.QuantMlp)
     assert isinstance(model.layers[1].up_proj, awqd.torch.QuantLinear)
     assert type(model.head) is torch.nn.Linear
@@ -123,7 +123,7 @@ def test_ways_give_the_same_bits(local, running):
         model, _ = replaced(running.address, name="q4", ring=True)
         assert torch.equal(model(TOKENS), expected)
         assert torch.equal(replaced(f"lease:{running.lend_path}", name="q4")[0](TOKENS), expected)
-        assert torch.equal(replaced(awqd.torch.Leased(running.lend_path, "q4"))[0](TOKENS), expected)
+        assert torch.equal(replaced(awqd.torch.Leased(running.lend_path, "q4", check=True))[0](TOKENS), expected)
         with pytest.raises(awqd.NotFound, match='model "q5": no such model'):
             replaced(f"lease:{running.lend_path}", name="q5")
         assert torch.equal(model.to(torch.bfloat16)(TOKENS), replaced(local)[0].to(torch.bfloat16)(TOKENS))
@@ -166,6 +166,87 @@ def test_experts(client):
             awqd.torch.QuantMoe(local, other, 64)(x, ids, weights)
 
 
+class Experts(torch.nn.Module):
+    """All experts of tests/data/experts in two parameters. Swapped: the halves of gate_up_proj change places."""
+
+    def __init__(self, swapped=False, middle=96):
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(5, 2 * middle, 64))
+        self.down_proj = torch.nn.Parameter(torch.empty(5, 72, middle))
+        self.act_fn = torch.nn.SiLU()
+        self.swapped = swapped
+
+    def forward(self, x, ids, weights):
+        rows = torch.einsum("tjok,tk->tjo", self.gate_up_proj[ids], x)
+        gate, up = reversed(rows.chunk(2, -1)) if self.swapped else rows.chunk(2, -1)
+        return torch.einsum("tjom,tjm,tj->to", self.down_proj[ids], self.act_fn(gate) * up, weights)
+
+
+def mixture(**options):
+    model = torch.nn.Module()
+    model.moe = torch.nn.Module()
+    model.moe.experts = Experts(**options)
+    return model
+
+
+def test_a_module_of_experts_is_replaced(client):
+    x, ids, weights = (torch.from_numpy(np.load(MOE / f"{name}.npy")) for name in ("x", "ids", "router"))
+    expected = client.mlp("moe", "moe.experts.*", x, expert_ids=ids, router_weights=weights)
+    for source, options in ((MOE.parent / "moe", {}), (client, {"name": "moe"})):
+        model = mixture()
+        report = awqd.torch.replace(model, source, **options)
+        assert report.experts == ["moe.experts"] and report.linears == []
+        assert not [linear for linear in report.not_in_model if linear.startswith("moe.experts.")]
+        assert isinstance(model.moe.experts, awqd.torch.QuantMoe) and "moe.experts.*.up_proj" in repr(model)
+        assert torch.equal(model.moe.experts(x, ids, weights), expected)
+    with pytest.raises(awqd.InvalidArgument, match=r"moe.experts.gate_up_proj: got \[5, 192, 64\], expected \[5, 96, 64\]"):
+        awqd.torch.replace(mixture(middle=48), MOE.parent / "moe")
+    with pytest.raises(awqd.InvalidArgument, match="expected paths of the model's own"):
+        awqd.torch.replace(mixture(swapped=True), MOE.parent / "moe")  # it computes something else
+
+
+@pytest.mark.parametrize("kind", ("Mixtral", "Qwen3Moe"))
+def test_mixtures_of_transformers(kind, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(7)
+    more = {"Mixtral": {"num_local_experts": 4}, "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 192, "head_dim": 32}}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_experts_per_tok=2, bos_token_id=1, eos_token_id=2, **more[kind])
+    model_class = getattr(transformers, f"{kind}ForCausalLM")
+    dense = model_class(config).eval()
+    dense.save_pretrained(tmp_path / "dense")
+    awqctl("quantize", tmp_path / "dense", "-o", tmp_path / "q4", "--group_size", 64)
+    tokens = torch.tensor([[1, 17, 33, 9]])
+    with Server(f"--model=q4={tmp_path / 'q4'}") as server, awqd.Client(server.address) as client, torch.no_grad():
+        answers = []
+        for source, options in ((tmp_path / "q4", {}), (client, {"name": "q4"})):
+            model = model_class.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
+            report = awqd.torch.replace(model, source, **options)
+            assert report.experts == ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
+            assert len(report.linears) == 8 and report.not_in_model == []
+            answers.append(model(tokens).logits)
+            # Without the dense checkpoint.
+            model = awqd.torch.from_pretrained(tmp_path / "q4", source, dtype=torch.float32, **options).eval()
+            assert torch.equal(model(tokens).logits, answers[0])
+        assert torch.equal(*answers)
+        assert not torch.allclose(answers[0], dense(tokens).logits, atol=1e-3), "quantisation changes it"
+        # The dense model with decoded weights.
+        weights = {weight.path: client.dequantize("q4", weight.path, dtype=torch.float32).T
+                   for weight in client.get_model("q4").weights}
+        for path, weight in weights.items():
+            if ".experts." not in path:
+                dense.get_submodule(path).weight.data = weight
+        for number, layer in enumerate(dense.model.layers):
+            place = f"model.layers.{number}." + ("block_sparse_moe.experts" if kind == "Mixtral" else "mlp.experts")
+            gate, up, down = ("w1", "w3", "w2") if kind == "Mixtral" else ("gate_proj", "up_proj", "down_proj")
+            for expert in range(4):
+                layer.mlp.experts.gate_up_proj.data[expert] = torch.cat(
+                    [weights[f"{place}.{expert}.{name}"] for name in (gate, up)])
+                layer.mlp.experts.down_proj.data[expert] = weights[f"{place}.{expert}.{down}"]
+        torch.testing.assert_close(answers[0], dense(tokens).logits, rtol=1e-3, atol=1e-3)
+
+
 def test_a_model_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(7)
@@ -204,6 +285,14 @@ def test_a_model_of_transformers(tmp_path):
     assert torch.equal(answers[0][0], answers[1][0]) and torch.equal(answers[0][1], answers[1][1])
     with torch.no_grad():
         assert 0 < (answers[0][0] - dense(tokens).logits).abs().max() < 0.2
+
+
+def test_a_part_of_a_linear_is_refused(folder, tmp_path):
+    """One that the server has divided among devices, of which a lease has one."""
+    refusal = r"model.layers.0.down_proj: got \[(128|256), 128\] of the server's --shard, expected all of \[384, 128\]"
+    with Server("--shard=columns", f"--lend={tmp_path / 'lend'}", f"--model=q4={folder}", device="cpu,cpu"):
+        with pytest.raises(awqd.FailedPrecondition, match=refusal):
+            awqd.torch.Leased(tmp_path / "lend", "q4")
 
 
 def test_refusals(local, folder):

@@ -19,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/unique_fd.h"
@@ -68,7 +69,7 @@ class LeaseTest : public ::testing::Test {
     for (size_t i = 0; i < host_.size(); ++i) {
       own_.push_back(PrepareWeightIn(*arena_, host_[i], *device_->device).value());
       manifest_.weights.push_back(
-          lending::Describe(absl::StrCat("layer.", i), *own_.back(), arena_->data()));
+          lending::Describe(absl::StrCat("layer.", i), *own_.back(), *arena_));
     }
     Listen();
   }
@@ -234,7 +235,7 @@ TEST_F(LeaseTest, ManifestsThatLie) {
   const std::vector<Lie> lies = {
       {[](Manifest* m) { m->weights[0].layout = "other"; }, "layout: got \"other\", expected",
        AWQD_FAILED_PRECONDITION},
-      {[](Manifest* m) { m->weights[0].shape.k = 512; }, "bytes: got"},
+      {[](Manifest* m) { m->weights[0].shape.k = m->weights[0].whole_k = 512; }, "bytes: got"},
       {[](Manifest* m) { m->weights[0].shape.n = int64_t{1} << 40; }, "n: got 1099511627776"},
       {[](Manifest* m) { m->weights[0].shape.k = -1; }, "k: got -1"},
       {[](Manifest* m) { m->weights[2].shape.k = 250; }, "K (in features): got 250"},
@@ -256,6 +257,10 @@ TEST_F(LeaseTest, ManifestsThatLie) {
       {[](Manifest* m) { m->weights[1].offset = m->weights[0].offset; },
        "got the memory of \"layer.0\", expected one of its own"},
       {[](Manifest* m) { m->weights[1].path = "layer.0"; }, "got the path of \"layer.0\""},
+      {[](Manifest* m) { m->weights[0].whole_k = 1; }, "whole_k: got 1, expected 256 to"},
+      {[](Manifest* m) { m->weights[0].whole_n = -1; }, "whole_n: got -1"},
+      {[](Manifest* m) { m->weights[0].row_begin = 1; }, "row_begin: got 1, expected 0 to 0"},
+      {[](Manifest* m) { m->weights[0].col_begin = -8; }, "col_begin: got -8"},
       {[](Manifest* m) { m->memory_bytes += 4096; }, "memory: got"},
       {[](Manifest* m) { m->memory_bytes = 0; }, "memory_bytes: got 0"},
   };
@@ -287,6 +292,30 @@ TEST_F(LeaseTest, ManifestsThatAreCut) {
   ExpectRefused(AWQD_INVALID_ARGUMENT, HasSubstr("manifest: got 1125899906842624 bytes"));
   manifest_bytes_ = lending::kMaxManifestBytes;
   ExpectRefused(AWQD_INVALID_ARGUMENT, HasSubstr("expected 268435456"));
+}
+
+TEST_F(LeaseTest, ContentsAreChecked) {
+  awqd_lease* lease = nullptr;
+  ASSERT_EQ(Open(&lease), AWQD_OK) << awqd_error_message();
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+  auto* const codes = static_cast<uint8_t*>(own_[2]->storage.data());
+  const std::string truth = absl::StrFormat("%016x", manifest_.weights[2].digest);
+  codes[own_[2]->bytes() - 1] ^= 1;  // the lender can write
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_INVALID_ARGUMENT);
+  EXPECT_THAT(awqd_error_message(),
+              AllOf(HasSubstr("weight \"layer.2\": digest: got "), HasSubstr("expected " + truth)));
+  codes[own_[2]->bytes() - 1] ^= 1;
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+  awqd_lease_close(lease);
+  manifest_.weights[1].digest ^= 1;
+  ASSERT_EQ(Open(&lease), AWQD_OK) << "not asked to check";
+  EXPECT_EQ(awqd_lease_check(lease), AWQD_INVALID_ARGUMENT);
+  EXPECT_THAT(
+      awqd_error_message(),
+      HasSubstr(absl::StrFormat("weight \"layer.1\": digest: got %016x, expected %016x",
+                                manifest_.weights[1].digest ^ 1, manifest_.weights[1].digest)));
+  awqd_lease_close(lease);
+  EXPECT_EQ(awqd_lease_check(nullptr), AWQD_INVALID_ARGUMENT);
 }
 
 TEST_F(LeaseTest, AnOrderThatIsNone) {

@@ -19,6 +19,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "kernels/lending/manifest.h"
 #include "kernels/library/awqd.h"
@@ -27,6 +28,7 @@
 #include "tests/server/repository/model_store_fixture.h"
 #include "tests/testing/borrower.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/wrapped_device.h"
 
 namespace awqd::lending {
 namespace {
@@ -181,7 +183,20 @@ TEST_F(LendServerTest, TheRoleIsAsked) {
   lender_ = nullptr;
   access_ = security::Access::Create(options).value();
   StartLender();
-  EXPECT_EQ(Borrower(path_, "m", "bo-token").code(), AWQD_OK);
+  const absl::Time before = absl::Now();
+  {
+    const Borrower bo(path_, "m", "bo-token");
+    ASSERT_EQ(bo.code(), AWQD_OK) << bo.error();
+    const auto leases = lender_->statistics().leases;
+    ASSERT_EQ(leases.size(), 1u);
+    EXPECT_EQ(leases[0].model, "m");
+    EXPECT_EQ(leases[0].device, "cpu");
+    EXPECT_EQ(leases[0].version, 1);
+    EXPECT_EQ(leases[0].bytes, device_->UsedBytes());
+    EXPECT_EQ(leases[0].client, absl::StrCat("bo, user ", getuid(), ", process ", getpid()));
+    EXPECT_GE(leases[0].since, before);
+  }
+  EXPECT_TRUE(Eventually([&] { return lender_->statistics().leases.empty(); }));
   const Borrower refused(path_, "m", "ian-token");
   EXPECT_EQ(refused.code(), AWQD_PERMISSION_DENIED);
   EXPECT_THAT(refused.error(), HasSubstr("needs the role attach; \"ian\" has infer,read,admin"));
@@ -239,12 +254,98 @@ TEST_F(LendServerTest, LeasesAreBounded) {
   EXPECT_THAT(borrowers.back()->error(), HasSubstr("expected at most 256 and 512"));
   borrowers.pop_back();
   EXPECT_EQ(borrowers.back()->code(), AWQD_OK) << borrowers.back()->error();
-  EXPECT_EQ(lender_->statistics().of_model,
-            (std::vector<std::pair<std::string, int64_t>>{{"m", 256}}));
+  EXPECT_EQ(lender_->leases("m"), 256);
+  EXPECT_EQ(lender_->statistics().leases.size(), 256u);
   borrowers.clear();
   EXPECT_TRUE(Eventually([&] { return lender_->leases("m") == 0; }));
   EXPECT_EQ(Borrower(path_).code(), AWQD_OK);
   EXPECT_EQ(FindMappings().size(), 1u);
+}
+
+// A gated MLP in two parts, each on a device that a request names by a PCI bus id. The products of both
+// parts make the product of the whole: columns of gate beside each other, rows of down added up.
+TEST_F(LendServerTest, PartsOfWeightsAreLentByDevice) {
+  constexpr char kGate[] = "mlp.gate_proj", kDown[] = "mlp.down_proj";
+  using awqd::testing::AwqLinear, awqd::testing::Merge;
+  awqd::testing::TestTensors tensors =
+      Merge(Merge(AwqLinear(kGate, 64, 256, 32), AwqLinear("mlp.up_proj", 64, 256, 32)),
+            AwqLinear(kDown, 256, 64, 32));
+  for (const char* const path : {kGate, kDown}) {
+    std::string& codes = tensors[absl::StrCat(path, ".qweight")].bytes;
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<char>(i * i / 7);
+  }
+  directory_.Write("tp/config.json", awqd::testing::AwqConfig());
+  directory_.Write("tp/model.safetensors", awqd::testing::SafetensorsOf(tensors));
+  std::vector<std::shared_ptr<Device>> devices;
+  for (const char* const bus : {"0000:01:00.0", "0000:02:00.0"}) {
+    auto device = std::make_shared<awqd::testing::WrappedDevice>(
+        OpenDevice("cpu", {.cpu_threads = 1}).value(), devices.empty());  // one as a GPU is
+    DeviceInfo info = device->info();
+    info.pci_bus_id = bus;
+    device->Pretend(info);
+    devices.push_back(std::move(device));
+  }
+  lender_ = nullptr;
+  const auto whole = store_->Load("tp").value();
+  repository::ModelStore parted(directory_.path(), {devices[0].get(), devices[1].get()},
+                                model::Sharding::kColumns);
+  parted.set_lend(true);
+  ASSERT_TRUE(parted.Load("tp").ok());
+  LendServer lender(&parted, access_.get(), &starting_);
+  ASSERT_TRUE(lender.Start(path_, 0600, absl::Seconds(5)).ok());
+
+  const auto multiply = [](const awqd_weight* weight, const std::vector<float>& x) {
+    std::vector<float> y(weight->weight->shape.n);
+    awqd_matmul_args args = AWQD_INIT(args);
+    args.m = 1, args.x = x.data(), args.y = y.data();
+    args.x_dtype = args.y_dtype = AWQD_FP32;
+    awqd::testing::MultiplyOnCpu(weight, args);
+    return y;
+  };
+  std::vector<float> x(256);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 5) - 2;
+  const std::vector<float> narrow(x.begin(), x.begin() + 64);
+  std::vector<float> gate, down(64);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    awqd_device device = {devices[i]};
+    awqd_lease* lease = nullptr;
+    ASSERT_EQ(awqd_lease_open(&device, path_.c_str(), "tp", nullptr, &lease), AWQD_OK)
+        << awqd_error_message();
+    EXPECT_EQ(awqd_lease_check(lease), AWQD_OK) << awqd_error_message();
+    ASSERT_EQ(awqd_lease_linears(lease), 3u);
+    const auto begin = static_cast<int64_t>(128 * i);
+    awqd_part part = AWQD_INIT(part);
+    awqd_weight* weight = nullptr;
+    ASSERT_EQ(awqd_lease_part(lease, kGate, &part), AWQD_OK) << awqd_error_message();
+    EXPECT_THAT((std::vector<int64_t>{part.k, part.n, part.row_begin, part.col_begin}),
+                ::testing::ElementsAre(64, 256, 0, begin));
+    ASSERT_EQ(awqd_lease_weight(lease, kGate, &weight), AWQD_OK) << awqd_error_message();
+    for (const float one : multiply(weight, narrow)) gate.push_back(one);
+    awqd_weight_free(weight);
+    ASSERT_EQ(awqd_lease_part(lease, kDown, &part), AWQD_OK) << awqd_error_message();
+    EXPECT_THAT((std::vector<int64_t>{part.k, part.n, part.row_begin, part.col_begin}),
+                ::testing::ElementsAre(256, 64, begin, 0));
+    ASSERT_EQ(awqd_lease_weight(lease, kDown, &weight), AWQD_OK) << awqd_error_message();
+    const auto sums = multiply(weight, {x.begin() + begin, x.begin() + begin + 128});
+    for (size_t n = 0; n < down.size(); ++n) down[n] += sums[n];
+    awqd_weight_free(weight);
+    EXPECT_EQ(awqd_lease_part(lease, "mlp.other", &part), AWQD_NOT_FOUND);
+    part.size = 1;
+    EXPECT_EQ(awqd_lease_part(lease, kGate, &part), AWQD_INVALID_ARGUMENT);
+    awqd_lease_close(lease);
+  }
+  const auto own = [&](const char* path) {
+    return awqd_weight{
+        {device_.get(), [](Device*) {}}, whole->weights.at(path)->parts[0].weight, ""};
+  };
+  const awqd_weight whole_gate = own(kGate), whole_down = own(kDown);
+  EXPECT_EQ(gate, multiply(&whole_gate, narrow));
+  EXPECT_THAT(down, ::testing::Pointwise(::testing::FloatNear(1e-2), multiply(&whole_down, x)));
+  awqd_lease* lease = nullptr;
+  awqd_device other = {{device_.get(), [](Device*) {}}};
+  EXPECT_EQ(awqd_lease_open(&other, path_.c_str(), "tp", nullptr, &lease),
+            AWQD_FAILED_PRECONDITION);
+  EXPECT_THAT(awqd_error_message(), HasSubstr("got device \"cpu\", expected 0000:0"));
 }
 
 TEST_F(LendServerTest, WithoutLendingNothingIsShared) {

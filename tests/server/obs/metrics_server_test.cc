@@ -56,7 +56,7 @@ TEST(Exposition, ShowsConnectionsAndTheCertificate) {
   Snapshot snapshot = Everything();
   EXPECT_THAT(PrometheusText(snapshot), Not(HasSubstr("awqd_tls_certificate")));
   snapshot.refused_connections = {{"plaintext", 3}};
-  snapshot.leases = {.of_model = {{"m", 3}}, .refused = 1};
+  snapshot.leases = {.leases = {3, {.model = "m"}}, .refused = 1};
   snapshot.rings = {.rings = 2, .prepared_calls = 1, .broken = 4};
   snapshot.certificate_expiry = absl::FromUnixSeconds(1'900'000'000);
   const std::string text = PrometheusText(snapshot);
@@ -66,6 +66,22 @@ TEST(Exposition, ShowsConnectionsAndTheCertificate) {
   EXPECT_EQ(ValueOf(text, "awqd_rings"), "2");
   EXPECT_EQ(ValueOf(text, "awqd_rings_refused_total{reason=\"broken\"}"), "4");
   EXPECT_EQ(ValueOf(text, "awqd_tls_certificate_expiry_timestamp_seconds"), "1900000000");
+}
+
+TEST(Exposition, LeasesInTheStatus) {
+  Snapshot snapshot = Everything();
+  EXPECT_FALSE(nlohmann::json::parse(StatusJson(snapshot, {})).contains("leases"));
+  snapshot.leases = LeaseStats();
+  EXPECT_EQ(nlohmann::json::parse(StatusJson(snapshot, {}))["leases"], nlohmann::json::array());
+  snapshot.leases->leases = {{.model = "m",
+                              .device = "cpu",
+                              .version = 2,
+                              .bytes = 4096,
+                              .client = "ana, user 7, process 8",
+                              .since = snapshot.time - absl::Seconds(90)}};
+  EXPECT_EQ(nlohmann::json::parse(StatusJson(snapshot, {}))["leases"],
+            nlohmann::json::parse(R"([{"model": "m", "device": "cpu", "version": 2, "bytes": 4096,
+                                       "client": "ana, user 7, process 8", "age_s": 90.0}])"));
 }
 
 TEST(Exposition, HasEverythingInBaseUnits) {

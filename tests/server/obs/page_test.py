@@ -51,6 +51,8 @@ def status():
     return {"version": "0.1.0", "ready": True, "time_ms": NOW_MS, "uptime_s": 98765, "in_flight_bytes": 0,
             "in_flight_limit_bytes": 0, "queue_limit_requests": 1024, "resident_bytes": 6 << 30, "threads": 9,
             "models": [failed, model("all-MiniLM-L6-v2-awq", lost=3, not_computed=4), model("qwen", state="loading", loaded_share=0.4)],
+            "leases": [{"model": "qwen", "device": "cpu", "version": 7, "client": "ana, user 1000, process 4711", "bytes": 5 << 30,
+                        "age_s": 93780}],
             "devices": [{"id": "cpu", "name": "Some CPU @ 2.70GHz", "healthy": True, "memory_bytes": 64 << 30, "free_bytes": 30 << 30,
                          "used_bytes": 5 << 30, "weights_bytes": 5 << 30, "staging_bytes": 1 << 20, "queued": 3, "batches": 99,
                          "tokens": 98765, "requests": 12345,
@@ -277,6 +279,17 @@ class Page(unittest.TestCase):
         self.browser.value("void refresh()")
         self.browser.wait("!document.body.classList.contains('gone')")
         self.assertEqual((self.text("#error"), self.text("#ready")), ("", "ready"))
+
+    def test_leases(self):
+        self.open()
+        cells = self.browser.value("[...document.querySelectorAll('#leases tr:nth-child(2) td')].map(cell => cell.innerText)")
+        self.assertEqual(cells, ["qwen", "7", "ana, user 1000, process 4711", "cpu", "1 d 2 h 3 min", "5.0 GiB"])
+        self.site.status["leases"] = []
+        self.open()
+        self.assertIn("nobody has one", self.text("#leases"))
+        del self.site.status["leases"]  # a server without --lend
+        self.open()
+        self.assertEqual(self.browser.value("document.querySelector('#lent').getBoundingClientRect().height"), 0)
 
     def test_memory_is_that_of_the_process(self):
         self.open()

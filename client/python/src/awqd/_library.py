@@ -42,6 +42,11 @@ class _Info(_Structure):
                 ("transforms_input", ctypes.c_int32)]
 
 
+class _Part(_Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("k", ctypes.c_int64), ("n", ctypes.c_int64), ("row_begin", ctypes.c_int64),
+                ("col_begin", ctypes.c_int64)]
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = [("suffix", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)),
                 ("rank", ctypes.c_size_t), ("data", _POINTER), ("bytes", ctypes.c_size_t)]
@@ -82,6 +87,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "awqd_checkpoint_open": [ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_weight_load": [_POINTER, _POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_lease_open": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "awqd_lease_check": [_POINTER],
+    "awqd_lease_part": [_POINTER, ctypes.c_char_p, ctypes.POINTER(_Part)],
     "awqd_lease_weight": [_POINTER, ctypes.c_char_p, ctypes.POINTER(_POINTER)],
     "awqd_weight_pack": [_POINTER, ctypes.c_char_p, _POINTER, ctypes.c_size_t, _POINTER, ctypes.c_size_t,
                          ctypes.POINTER(_POINTER)],
@@ -183,9 +190,11 @@ class Checkpoint(_Owned):
 class Lease(_Owned):
     """The weights that a server lends."""
 
-    def __init__(self, device: Device, path: str, model: str, token: str | None) -> None:
+    def __init__(self, device: Device, path: str, model: str, token: str | None, check: bool = False) -> None:
         shown = None if token is None else token.encode()
         super().__init__("awqd_lease_close", _open("awqd_lease_open", device.pointer, os.fsencode(path), model.encode(), shown))
+        if check:
+            _call("awqd_lease_check", self.pointer)
         self.linears = _linears("lease", self.pointer)
 
 
@@ -204,7 +213,14 @@ class Device(_Owned):
         return Weight(self, _open("awqd_weight_load", self.pointer, checkpoint.pointer, linear.encode()))
 
     def take(self, lease: Lease, linear: str) -> Weight:
-        return Weight(self, _open("awqd_lease_weight", lease.pointer, linear.encode()))
+        """A whole linear."""
+        weight = Weight(self, _open("awqd_lease_weight", lease.pointer, linear.encode()))
+        part = _Part()
+        _call("awqd_lease_part", lease.pointer, linear.encode(), ctypes.byref(part))
+        if (weight.k, weight.n) != (part.k, part.n):
+            raise _errors.FailedPrecondition(
+                f"{linear}: got [{weight.k}, {weight.n}] of the server's --shard, expected all of [{part.k}, {part.n}]")
+        return weight
 
     def pack(self, format: str, tensors: Mapping[str, HostTensor], settings: Mapping[str, str]) -> Weight:
         """A linear of tensors and settings as the format names them."""

@@ -11,14 +11,16 @@ Operators are torch.ops.awqd.matmul, gated_mlp and experts: torch.compile takes 
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import inspect
 import itertools
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -46,9 +48,9 @@ class Source(Protocol):
     def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
         """down(activation(gate(x)) * up(x))."""
 
-    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+    def experts(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
                 router_weights: torch.Tensor) -> torch.Tensor:
-        """The gated MLPs of the experts of each token, summed by their weights."""
+        """The gated MLPs of the experts of each token, summed by their weights. gate and so on have "*" for the expert."""
 
 
 class Remote:
@@ -75,9 +77,9 @@ class Remote:
                                            activation_function=activation)  # type: ignore[arg-type]
         return y.to(x.device)
 
-    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+    def experts(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
                 router_weights: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self._client.mlp(self._name, path, x.cpu(), expert_ids=expert_ids.cpu(),
+        y: torch.Tensor = self._client.mlp(self._name, "", x.cpu(), gate=gate, up=up, down=down, expert_ids=expert_ids.cpu(),
                                            router_weights=router_weights.float().cpu(),
                                            activation_function=activation)  # type: ignore[arg-type]
         return y.to(x.device)
@@ -126,17 +128,17 @@ class Local:
         return self._run(_library.gated_mlp(self._weights[gate], self._weights[up], self._weights[down], activation, len(x),
                                             x.data_ptr(), name, y.data_ptr(), name), y)
 
-    def experts(self, path: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+    def experts(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
                 router_weights: torch.Tensor) -> torch.Tensor:
         if expert_ids.shape != router_weights.shape or len(expert_ids) != len(x):
             raise InvalidArgument(f"expert_ids: got {list(expert_ids.shape)}, expected {list(router_weights.shape)}, as the "
                                   f"router's weights, for {len(x)} tokens", field="expert_ids")
-        gate, up, down = (self._stack(f"{path}.{projection}_proj") for projection in ("gate", "up", "down"))
-        y = self._result(x, down.n)
+        of_gate, of_up, of_down = (self._stack(path) for path in (gate, up, down))
+        y = self._result(x, of_down.n)
         name = _name(x.dtype)
         ids = expert_ids.to(x.device, torch.int32).contiguous()
         weights = router_weights.to(x.device, torch.float32).contiguous()
-        return self._run(_library.grouped_mlp(gate, up, down, activation, len(x), ids.shape[1], x.data_ptr(), name, y.data_ptr(),
+        return self._run(_library.grouped_mlp(of_gate, of_up, of_down, activation, len(x), ids.shape[1], x.data_ptr(), name, y.data_ptr(),
                                               name, ids.data_ptr(), weights.data_ptr()), y)
 
     def _stack(self, path: str) -> _library.Stack:
@@ -176,12 +178,13 @@ class Leased(Local):
     """The weights of a model of a server on this machine, in its memory, by which this process computes as Local does.
 
     path: of the server's --lend. name: the model; none where it serves one. token: of an identity with the role attach.
+    check: whether every byte is compared with the server's digests; InvalidArgument names a weight that differs.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None, device: str | torch.device = "cpu",
-                 token: str | None = None) -> None:
+                 token: str | None = None, check: bool = False) -> None:
         super().__init__(device=device)
-        lease = _library.Lease(self._device, os.fspath(path), name or "", token)
+        lease = _library.Lease(self._device, os.fspath(path), name or "", token, check)
         self._weights = {linear: self._device.take(lease, linear) for linear in lease.linears}
 
 
@@ -281,17 +284,27 @@ class QuantMlp(torch.nn.Module):
         return ", ".join(repr(argument) for argument in self._bound.names)
 
 
-class QuantMoe(torch.nn.Module):
-    """The experts of a mixture: `path` is what the three stacks have in common, "model.layers.0.mlp.experts.*"."""
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-    def __init__(self, source: Source, path: str, features: int, activation: str = "silu") -> None:
+
+class QuantMoe(torch.nn.Module):
+    """The experts of a mixture: `path` is what the three stacks have in common, "model.layers.0.mlp.experts.*".
+
+    projections: how gate, up and down are called behind it.
+    """
+
+    def __init__(self, source: Source, path: str, features: int, activation: str = "silu",
+                 projections: tuple[str, str, str] = _PROJECTIONS) -> None:
         super().__init__()
-        self._bound = _Bound(source.experts, features, path, activation)
+        self._bound = _Bound(source.experts, features, *(f"{path}.{name}" for name in projections), activation)
 
     def forward(self, x: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor) -> torch.Tensor:
         """x [..., K]; expert_ids, router_weights [..., top_k] of the router."""
         y: torch.Tensor = torch.ops.awqd.experts(x, expert_ids, router_weights, self._bound.number)
         return y
+
+    def extra_repr(self) -> str:
+        return ", ".join(repr(argument) for argument in self._bound.names)
 
 
 @dataclasses.dataclass
@@ -300,6 +313,7 @@ class Replaced:
 
     linears: list[str]
     mlps: list[str]  # gated MLPs that are one call now; their linears are not among `linears`
+    experts: list[str]  # modules of a mixture's experts, one call each
     not_in_model: list[str]  # linears of the source that belong to no module
 
 
@@ -314,13 +328,17 @@ def replace(model: torch.nn.Module, source: Source | Client | str | os.PathLike[
     device: of a folder or a lease: where the weights are; the model's own by default.
     fuse: gated MLPs (children gate_proj, up_proj, down_proj) become one call, where a trial gives what their own code gives.
 
+    Modules with all experts of a mixture in the parameters gate_up_proj and down_proj, as transformers 5 has them, become
+    one call too, where a trial of their own code gives down(activation(gate) * up), weighted and summed.
+
     The dense weights of these linears are dropped. InvalidArgument where no linear of the source belongs to the model, or
     one has another shape.
     """
     source = open_source(source, name, ring, device if device is not None else _device_of(model))
     linears = source.linears()
     paths = {path: linear for path, linear in _matches(model, linears)}
-    if not paths:
+    mixtures = dict(_match_mixtures(model, linears))
+    if not paths and not mixtures:
         raise InvalidArgument(f"source: got linears as {next(iter(linears), 'none')!r}, expected paths of the model's own",
                               field="source")
     modules = dict(model.named_modules())
@@ -330,12 +348,17 @@ def replace(model: torch.nn.Module, source: Source | Client | str | os.PathLike[
             raise InvalidArgument(f"{path}: got {list(linears[linear])}, expected {list(shape)} (in and out features)",
                                   field="source")
     dtype = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32)
+    for path, mixture in mixtures.items():
+        mixture.check(path, modules[path])
     for path, linear in paths.items():
         _set(model, path, QuantLinear(source, linear, linears[linear]))
+    for path, mixture in mixtures.items():
+        _set(model, path, QuantMoe(source, f"{mixture.path}.*", mixture.down[1], mixture.activation, mixture.projections))
     mlps = [path for path in modules if fuse and _fuse(model, path, source, paths, dtype)]
     inside = tuple(f"{path}." for path in mlps)
-    return Replaced([path for path in paths if not path.startswith(inside)] if inside else list(paths), mlps,
-                    sorted(set(linears) - set(paths.values())))
+    of_mixtures = {linear for mixture in mixtures.values() for linear in mixture.linears()}
+    return Replaced([path for path in paths if not path.startswith(inside)] if inside else list(paths), mlps, list(mixtures),
+                    sorted(set(linears) - set(paths.values()) - of_mixtures))
 
 
 def from_pretrained(folder: str | os.PathLike[str], source: Source | Client | str | os.PathLike[str] | None = None, *,
@@ -348,7 +371,7 @@ def from_pretrained(folder: str | os.PathLike[str], source: Source | Client | st
     model_class: transformers.AutoModelForCausalLM by default.
     options: of its from_pretrained; dtype and so on.
 
-    Unimplemented for a folder with linears that are no modules of the model, as the experts of a mixture.
+    Unimplemented for a folder with linears that are no modules of the model.
     """
     import transformers
     from awqd.transformers import AwqdConfig
@@ -382,10 +405,97 @@ def _matches(model: torch.nn.Module, linears: Mapping[str, Shape]) -> Iterator[t
     for path, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
-        alike = [path] if path in linears else [linear for linear in linears
-                                                if linear.endswith(f".{path}") or path.endswith(f".{linear}")]
-        if len(alike) == 1:
-            yield path, alike[0]
+        if (linear := _alike(path, linears)) is not None:
+            yield path, linear
+
+
+def _alike(path: str, names: Collection[str]) -> str | None:
+    """The one that is the same, or of which one ends with the other."""
+    alike = [path] if path in names else [name for name in names if name.endswith(f".{path}") or path.endswith(f".{name}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def path_in_model(linear: str) -> str:
+    """As transformers calls what a checkpoint of Mixtral calls otherwise."""
+    return linear.replace(".block_sparse_moe.", ".mlp.")
+
+
+@dataclasses.dataclass
+class _Mixture:
+    """The experts of a source that are one module of a model."""
+
+    path: str  # "model.layers.0.mlp.experts"
+    projections: tuple[str, str, str]
+    count: int
+    up: Shape  # of each expert, as gate's
+    down: Shape
+    activation: str = ""
+
+    def linears(self) -> Iterator[str]:
+        return (f"{self.path}.{number}.{name}" for number in range(self.count) for name in self.projections)
+
+    def check(self, path: str, module: torch.nn.Module) -> None:
+        (k, middle), (_, n) = self.up, self.down
+        for name, got in (("gate_up_proj", [self.count, 2 * middle, k]), ("down_proj", [self.count, n, middle])):
+            if (expected := list(getattr(module, name).shape)) != got:
+                raise InvalidArgument(f"{path}.{name}: got {got}, expected {expected} (experts, out and in features)",
+                                      field="source")
+
+
+def _mixtures(linears: Mapping[str, Shape]) -> Iterator[_Mixture]:
+    """Those that are whole and alike, by linears as "model.layers.0.mlp.experts.7.up_proj"."""
+    experts: dict[str, int] = {}
+    for linear in linears:
+        if match := re.fullmatch(r"((?:.+\.)?experts)\.(\d+)\.\w+", linear):
+            experts[match[1]] = max(experts.get(match[1], 0), int(match[2]) + 1)
+    for path, count in experts.items():
+        for projections in (_PROJECTIONS, ("w1", "w3", "w2")):
+            gate, up, down = ({linears.get(f"{path}.{number}.{name}") for number in range(count)} for name in projections)
+            if len(gate) == len(down) == 1 and gate == up and (up_shape := up.pop()) and (down_shape := down.pop()):
+                yield _Mixture(path, projections, count, up_shape, down_shape)
+
+
+def _match_mixtures(model: torch.nn.Module, linears: Mapping[str, Shape]) -> Iterator[tuple[str, _Mixture]]:
+    """Each module of a mixture's experts whose path the source has, and which computes what QuantMoe does."""
+    mixtures = {path_in_model(mixture.path): mixture for mixture in _mixtures(linears)}
+    trials: dict[Any, bool] = {}
+    for path, module in model.named_modules():
+        parameters = dict(module.named_parameters())
+        if set(parameters) != {"gate_up_proj", "down_proj"} or any(one.dim() != 3 for one in parameters.values()):
+            continue
+        alike, activation = _alike(path, mixtures), _activation_of(module)
+        if alike is None or activation is None:
+            continue
+        key = (type(module), activation, parameters["gate_up_proj"].shape)
+        if key not in trials:
+            trials[key] = _sums_gated_mlps(module, activation)
+        if trials[key]:
+            yield path, dataclasses.replace(mixtures[alike], activation=activation)
+
+
+def _sums_gated_mlps(module: Any, activation: str) -> bool:
+    """Whether a module of experts computes what QuantMoe does: a trial of its own code with small weights of the trial's own,
+    as the module's may have no memory yet."""
+    experts, _, k = module.gate_up_proj.shape
+    middle, tokens, top_k = 8, 3, min(2, experts)
+    # A model that is being loaded is made with another default device.
+    numbers = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    # Gate and up are large enough to be changed by any usual limit.
+    gate_up, down = numbers(experts, 2 * middle, k) * 16 / k ** 0.5, numbers(experts, k, middle)
+    x, weights, ids = numbers(tokens, k), numbers(tokens, top_k), numbers(tokens, experts).topk(top_k).indices
+    trial = copy.copy(module)
+    trial.__dict__["_parameters"] = {"gate_up_proj": torch.nn.Parameter(gate_up), "down_proj": torch.nn.Parameter(down)}
+    rows = torch.einsum("tjok,tk->tjo", gate_up[ids], x)
+    inner = _FUNCTIONS[activation](rows[..., :middle]) * rows[..., middle:]
+    expected = torch.einsum("tjom,tjm,tj->to", down[ids], inner, weights)
+    try:
+        with torch.no_grad():
+            # Not by the kernels that transformers may choose, which are for larger shapes.
+            got = inspect.unwrap(type(module).forward)(trial, x, ids, weights)
+    except Exception:  # it takes other arguments
+        return False
+    return isinstance(got, torch.Tensor) and got.shape == expected.shape and torch.allclose(
+        got, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
 def _set(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None:
@@ -396,6 +506,14 @@ def _set(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None:
 # By the names of classes of torch.nn and of transformers.activations.
 _ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
                 "PytorchGELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "ReLU": "relu"}
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu, "relu": torch.relu, "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh")}
+
+
+def _activation_of(module: torch.nn.Module) -> str | None:
+    named = (_ACTIVATIONS.get(type(child).__name__) for child in module.children())
+    return next((name for name in named if name is not None), None)
 
 
 def _fuse(model: torch.nn.Module, path: str, source: Source, paths: Mapping[str, str], dtype: torch.dtype) -> bool:
@@ -404,8 +522,7 @@ def _fuse(model: torch.nn.Module, path: str, source: Source, paths: Mapping[str,
     if gate is None or up is None or down is None:
         return False
     module = model.get_submodule(path)
-    named = (_ACTIVATIONS.get(type(child).__name__) for child in module.children())
-    activation = next((name for name in named if name is not None), None)
+    activation = _activation_of(module)
     if activation is None:
         return False
     fused = QuantMlp(source, gate, up, down, activation)

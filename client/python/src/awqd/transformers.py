@@ -76,7 +76,7 @@ class _Quantizer(HfQuantizer):
         if report.not_in_model:
             raise Unimplemented(f"{source}: {len(report.not_in_model)} linears are no modules of {type(model).__name__}, "
                                 f"the first is {report.not_in_model[0]}")
-        ignored = "|".join(map(re.escape, opened.linears()))
+        ignored = "|".join(re.escape(path) for linear in opened.linears() for path in {linear, _torch.path_in_model(linear)})
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()),
                                                     rf"(^|\.)({ignored})\."}
 
