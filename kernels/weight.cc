@@ -2,6 +2,7 @@
 #include "kernels/weight.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -95,17 +96,30 @@ int64_t OuterCount(const HostWeight& w) {
 
 constexpr float kLargestHalf = 65504;
 
-// Octaves between the smallest and the largest nonzero scale of a column.
-int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
-  int least = INT32_MAX, most = INT32_MIN;
-  for (int64_t g = 0; g < groups; ++g) {
-    const float scale = w.Scale(g, col);
-    if (scale == 0 || !std::isfinite(scale)) continue;
-    const int octave = std::ilogb(scale);
-    least = std::min(least, octave);
-    most = std::max(most, octave);
+// std::ilogb of a number that is neither 0 nor infinite; inline for all but denormal numbers.
+int OctaveOf(float value) {
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(value) >> 23 & 0xff);
+  return exponent != 0 ? exponent - 127 : std::ilogb(value);
+}
+
+// Octaves between the smallest and the largest nonzero scale of each column block. All of a group
+// are read before the next group's, as they lie in memory.
+std::vector<int> OctavesOfColumns(const HostWeight& w) {
+  const int64_t blocks = w.shape().column_blocks();
+  std::vector<int> least(blocks, INT32_MAX), most(blocks, INT32_MIN);
+  for (int64_t cell = 0; cell < w.shape().cells();) {
+    for (int64_t block = 0; block < blocks; ++block, ++cell) {
+      const float scale = LoadElement(w.scales.data(), *w.scheme.scale_dtype, cell);
+      if (scale == 0 || !std::isfinite(scale)) continue;
+      const int octave = OctaveOf(scale);
+      least[block] = std::min(least[block], octave);
+      most[block] = std::max(most[block], octave);
+    }
   }
-  return least > most ? 0 : most - least;
+  for (int64_t block = 0; block < blocks; ++block) {
+    most[block] = least[block] > most[block] ? 0 : most[block] - least[block];
+  }
+  return most;
 }
 
 // The largest finite magnitude among elements of `dtype`.
@@ -134,12 +148,12 @@ float LargestFinite(const std::vector<uint8_t>& elements, DType dtype) {
 void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
   out->large_scales = PassesHalf(w.scheme, LargestFinite(w.scales, DType::kFp16));
   if (!out->large_scales) return;
+  const std::vector<int> octaves = OctavesOfColumns(w);
   const int64_t groups = out->groups(), step = out->block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     bool large = false;
     for (int64_t g = 0; g < groups; ++g) large |= PassesHalf(w.scheme, w.Scale(g, col));
-    if (!large) continue;
-    out->scale_octaves = std::max(out->scale_octaves, OctavesOfColumn(w, groups, col));
+    if (large) out->scale_octaves = std::max(out->scale_octaves, octaves[col / step]);
   }
 }
 
@@ -279,10 +293,8 @@ WeightShape ShapeOf(const HostWeight& w) {
   if (scale == DType::kFp16 && integers) MeasureHalfScales(w, &out);
   if (!integers || scale == DType::kFp32) out.large_scales = MayPassHalf(w);
   if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
-  const int64_t groups = out.groups(), step = out.block_cols();
-  for (int64_t col = 0; col < w.n; col += step) {
-    out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));
-  }
+  const std::vector<int> octaves = OctavesOfColumns(w);
+  out.scale_octaves = *absl::c_max_element(octaves);
   return out;
 }
 

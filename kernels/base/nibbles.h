@@ -1,4 +1,4 @@
-// Transposes eight words as an 8 x 8 matrix of nibbles or bytes, for packers of codes.
+// Transposes small matrices of nibbles or bytes in registers, for packers of codes.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,25 @@ inline void TransposeBytes(uint64_t w[8]) {
   for (int r = 0; r < 4; ++r) SwapBits(&w[r], &w[r + 4], 32, uint64_t{0x00000000ffffffff});
   for (int r : {0, 1, 4, 5}) SwapBits(&w[r], &w[r + 2], 16, uint64_t{0x0000ffff0000ffff});
   for (int r : {0, 2, 4, 6}) SwapBits(&w[r], &w[r + 1], 8, uint64_t{0x00ff00ff00ff00ff});
+}
+
+// 16 bytes, the vector that every machine here has.
+using Bytes16 = uint8_t __attribute__((vector_size(16)));
+
+// w[r] byte c <-> w[c] byte r, for 16 vectors of 16 bytes. Its own inverse. Each of four rounds
+// interleaves vector i with vector i + 8, which turns the bits of a byte's number (its row, then its
+// column) round by one.
+inline void TransposeBytes(Bytes16 w[16]) {
+  for (int round = 0; round < 4; ++round) {
+    Bytes16 next[16];
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = __builtin_shufflevector(w[i], w[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
+                                            21, 6, 22, 7, 23);
+      next[2 * i + 1] = __builtin_shufflevector(w[i], w[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12,
+                                                28, 13, 29, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < 16; ++i) w[i] = next[i];
+  }
 }
 
 }  // namespace awqd

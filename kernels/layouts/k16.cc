@@ -211,12 +211,30 @@ void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, int bits, ui
   }
 }
 
+// Packs two tiles of a block of codes that a HostWeight has in 8 bits. `tile_bytes`: from one tile's
+// block to the next one's.
+void PackBlocksOfBytes(const uint8_t* const* rows, int64_t offset, uint8_t flip, int64_t tile_bytes,
+                       uint8_t* block) {
+  for (int64_t run = 0; run < K16Shape::kBlockRows; run += K16Shape::kRun) {
+    Bytes16 w[16];
+    for (int64_t i = 0; i < 16; ++i) std::memcpy(&w[i], rows[run + i] + offset, sizeof(w[i]));
+    TransposeBytes(w);
+    for (int64_t c = 0; c < 16; ++c) {
+      w[c] ^= flip;
+      std::memcpy(block + c / 8 * tile_bytes + c % 8 * K16Shape::kBlockRows + run, &w[c], 16);
+    }
+  }
+}
+
 void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
   const WeightShape shape = w.shape();
   const K16Shape k16(shape);
   const uint64_t flip = Flip(w.scheme, k16.bits);
-  // Whole tiles of codes that lie in 4 bits of the weight.
-  const int64_t whole = w.code_bits() == 4 ? w.n / K16Shape::kTile : 0;
+  const int64_t tile_bytes = k16.blocks * k16.tile_block_bytes();  // of all its blocks
+  // Tiles that are packed at a time, and how many tiles are whole, of codes that lie in 4 or 8 bits
+  // of the weight.
+  const int64_t step = w.code_bits() == 8 ? 2 : 1;
+  const int64_t whole = w.code_bits() >= 4 ? w.n / K16Shape::kTile : 0;
   ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
     const uint8_t* rows[K16Shape::kBlockRows] = {};
     bool padded = false;
@@ -225,9 +243,13 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
       padded |= from < 0;
       rows[row] = w.codes.data() + std::max<int64_t>(0, from) * w.row_bytes();
     }
-    for (; t0 < std::min(t1, whole) && !padded; ++t0) {
-      PackBlockOfNibbles(rows, 4 * t0, k16.bits,
-                         codes + (t0 * k16.blocks + b) * k16.tile_block_bytes());
+    for (; t0 + step <= std::min(t1, whole) && !padded; t0 += step) {
+      uint8_t* const block = codes + t0 * tile_bytes + b * k16.tile_block_bytes();
+      if (step == 1) {
+        PackBlockOfNibbles(rows, 4 * t0, k16.bits, block);
+      } else {
+        PackBlocksOfBytes(rows, 8 * t0, static_cast<uint8_t>(flip), tile_bytes, block);
+      }
     }
     if (t0 == t1) return;
     ForEachLaneOf(
