@@ -2,7 +2,6 @@
 #include "kernels/weight.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -96,30 +95,45 @@ int64_t OuterCount(const HostWeight& w) {
 
 constexpr float kLargestHalf = 65504;
 
-// std::ilogb of a number that is neither 0 nor infinite; inline for all but denormal numbers.
-int OctaveOf(float value) {
-  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(value) >> 23 & 0xff);
-  return exponent != 0 ? exponent - 127 : std::ilogb(value);
-}
-
-// Octaves between the smallest and the largest nonzero scale of each column block. All of a group
-// are read before the next group's, as they lie in memory.
-std::vector<int> OctavesOfColumns(const HostWeight& w) {
+// Octaves between the smallest and the largest nonzero finite scale of each column block. Magnitudes
+// are in the order of their bits, so that the loop compares those. All of a group are read before
+// the next group's, as they lie in memory. `first` to `last`: the bits of what counts.
+template <typename Bits>
+std::vector<int> OctavesOfColumns(const HostWeight& w, Bits sign, Bits first, Bits last) {
+  const DType dtype = *w.scheme.scale_dtype;
   const int64_t blocks = w.shape().column_blocks();
-  std::vector<int> least(blocks, INT32_MAX), most(blocks, INT32_MIN);
-  for (int64_t cell = 0; cell < w.shape().cells();) {
-    for (int64_t block = 0; block < blocks; ++block, ++cell) {
-      const float scale = LoadElement(w.scales.data(), *w.scheme.scale_dtype, cell);
-      if (scale == 0 || !std::isfinite(scale)) continue;
-      const int octave = OctaveOf(scale);
-      least[block] = std::min(least[block], octave);
-      most[block] = std::max(most[block], octave);
+  std::vector<Bits> least(blocks, last), most(blocks, first);
+  std::vector<int> out(blocks);
+  const uint8_t* at = w.scales.data();
+  for (int64_t group = 0; group < w.groups(); ++group) {
+    for (int64_t block = 0; block < blocks; ++block, at += sizeof(Bits)) {
+      Bits bits;
+      std::memcpy(&bits, at, sizeof(bits));
+      bits = static_cast<Bits>(bits & ~sign);
+      const bool counts = bits >= first && bits <= last;
+      least[block] = std::min(least[block], counts ? bits : last);
+      most[block] = std::max(most[block], counts ? bits : first);
     }
   }
   for (int64_t block = 0; block < blocks; ++block) {
-    most[block] = least[block] > most[block] ? 0 : most[block] - least[block];
+    if (least[block] > most[block]) continue;  // nothing counts
+    out[block] = std::ilogb(LoadElement(&most[block], dtype, 0)) -
+                 std::ilogb(LoadElement(&least[block], dtype, 0));
   }
-  return most;
+  return out;
+}
+
+std::vector<int> OctavesOfColumns(const HostWeight& w) {
+  switch (*w.scheme.scale_dtype) {
+    case DType::kFp32:
+      return OctavesOfColumns<uint32_t>(w, 0x80000000, 1, 0x7f7fffff);
+    case DType::kBf16:
+      return OctavesOfColumns<uint16_t>(w, 0x8000, 1, 0x7f7f);
+    case DType::kFp16:
+      return OctavesOfColumns<uint16_t>(w, 0x8000, 1, 0x7bff);
+    default:  // E8M0
+      return OctavesOfColumns<uint8_t>(w, 0, 0, 0xfe);
+  }
 }
 
 // The largest finite magnitude among elements of `dtype`.

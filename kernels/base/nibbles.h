@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace awqd {
 
@@ -32,18 +33,26 @@ inline void TransposeBytes(uint64_t w[8]) {
 // 16 bytes, the vector that every machine here has.
 using Bytes16 = uint8_t __attribute__((vector_size(16)));
 
+// Pieces of kBytes bytes of `a` and `b` in turn, from byte `first` of both on.
+template <int kBytes, int first, int... i>
+Bytes16 InterleaveFrom(Bytes16 a, Bytes16 b, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(
+      a, b, (first + i / kBytes % 2 * 16 + i / kBytes / 2 * kBytes + i % kBytes)...);
+}
+template <int kBytes>
+void Interleave(Bytes16 a, Bytes16 b, Bytes16* low, Bytes16* high) {
+  constexpr auto kAll = std::make_integer_sequence<int, 16>();
+  *low = InterleaveFrom<kBytes, 0>(a, b, kAll);
+  *high = InterleaveFrom<kBytes, 8>(a, b, kAll);
+}
+
 // w[r] byte c <-> w[c] byte r, for 16 vectors of 16 bytes. Its own inverse. Each of four rounds
 // interleaves vector i with vector i + 8, which turns the bits of a byte's number (its row, then its
 // column) round by one.
 inline void TransposeBytes(Bytes16 w[16]) {
   for (int round = 0; round < 4; ++round) {
     Bytes16 next[16];
-    for (int i = 0; i < 8; ++i) {
-      next[2 * i] = __builtin_shufflevector(w[i], w[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
-                                            21, 6, 22, 7, 23);
-      next[2 * i + 1] = __builtin_shufflevector(w[i], w[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12,
-                                                28, 13, 29, 14, 30, 15, 31);
-    }
+    for (int i = 0; i < 8; ++i) Interleave<1>(w[i], w[i + 8], &next[2 * i], &next[2 * i + 1]);
     for (int i = 0; i < 16; ++i) w[i] = next[i];
   }
 }
