@@ -140,13 +140,13 @@ std::vector<int> OctavesOfColumns(const HostWeight& w) {
 float LargestFinite(const std::vector<uint8_t>& elements, DType dtype) {
   const int64_t count = static_cast<int64_t>(elements.size()) / SizeOf(dtype);
   if (dtype == DType::kFp16 || dtype == DType::kBf16) {
-    const uint16_t infinity = dtype == DType::kFp16 ? 0x7c00 : 0x7f80;
-    uint16_t most = 0;
+    const int16_t infinity = dtype == DType::kFp16 ? 0x7c00 : 0x7f80;
+    int16_t most = 0;  // signed, because SSE2 compares such
     for (int64_t i = 0; i < count; ++i) {
-      uint16_t bits;
+      int16_t bits;
       std::memcpy(&bits, elements.data() + 2 * i, 2);
       bits &= 0x7fff;
-      most = std::max(most, bits < infinity ? bits : uint16_t{0});
+      most = std::max(most, bits < infinity ? bits : int16_t{0});
     }
     return LoadElement(&most, dtype, 0);
   }
