@@ -41,9 +41,9 @@ using ReadCodes = absl::FunctionRef<void(int64_t row, int64_t col, int64_t count
 std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCodes read);
 
 // The same of codes of 4 bits [rows, cols], two to a byte along `cols`. The rows are equally long:
-// bytes behind their codes are left out.
+// bytes behind their codes are left out. Column i becomes row place[i], or row i without `place`.
 enum class FirstNibble { kLow, kHigh };
 std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
-                                       FirstNibble first);
+                                       FirstNibble first, absl::Span<const int32_t> place = {});
 
 }  // namespace awqd

@@ -218,14 +218,17 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   const bool half = w.scheme.scale_dtype == DType::kFp16;
   shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
-  for (int64_t n = columns.begin; n < columns.end; ++n) {
-    float most = 0;
-    for (int64_t g = 0; g < w.groups(); ++g) {
+  std::vector<float> most(out.size());
+  for (int64_t g = 0; g < w.groups(); ++g) {  // as they lie in memory
+    for (int64_t n = columns.begin; n < columns.end; ++n) {
       const float scale = std::fabs(w.Scale(g, n));
-      if (!half || std::isfinite(scale)) most = std::max(most, scale);
+      float& of_column = most[n - columns.begin];
+      if (!half || std::isfinite(scale)) of_column = std::max(of_column, scale);
     }
-    if (most == 0 || (half && !PassesHalf(w.scheme, most))) continue;
-    out[n - columns.begin] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most));
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (most[i] == 0 || (half && !PassesHalf(w.scheme, most[i]))) continue;
+    out[i] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most[i]));
   }
   return out;
 }

@@ -130,7 +130,7 @@ class Server:
         with open(f"{self.folder.name}/log", "wb") as log:
             self.process = subprocess.Popen(
                 [self.bin / "awqd", f"--address={self.address}", f"--model_repository={repository}",
-                 f"--device={device}", *flags], stdout=log, stderr=log)
+                 f"--device={device}", "--keep_going", *flags], stdout=log, stderr=log)
         self.awqctl("healthcheck", "--wait", "60")
 
     def awqctl(self, *arguments):
@@ -170,9 +170,9 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True, help="a build folder, with bin/awqd and bin/awqctl")
     parser.add_argument("--folder", type=pathlib.Path, help="where the model is made; the system's temporary folder if none")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--formats", default="awq,gptq")
+    parser.add_argument("--formats", default=",".join(CONFIGS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--least_gb_s", type=float, default=0.6)
+    parser.add_argument("--least_gb_s", type=float, default=1.2)
     parser.add_argument("--most_host_mb", type=float, default=1000)
     parser.add_argument("flags", nargs="*", help="flags of awqd, behind --")
     args = parser.parse_args()
