@@ -95,30 +95,58 @@ int64_t OuterCount(const HostWeight& w) {
 
 constexpr float kLargestHalf = 65504;
 
-// Octaves between the smallest and the largest nonzero scale of a column.
-int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
-  int least = INT32_MAX, most = INT32_MIN;
-  for (int64_t g = 0; g < groups; ++g) {
-    const float scale = w.Scale(g, col);
-    if (scale == 0 || !std::isfinite(scale)) continue;
-    const int octave = std::ilogb(scale);
-    least = std::min(least, octave);
-    most = std::max(most, octave);
+// Octaves between the smallest and the largest nonzero finite scale of each column block. Magnitudes
+// are in the order of their bits, so that the loop compares those. All of a group are read before
+// the next group's, as they lie in memory. `first` to `last`: the bits of what counts.
+template <typename Bits>
+std::vector<int> OctavesOfColumns(const HostWeight& w, Bits sign, Bits first, Bits last) {
+  const DType dtype = *w.scheme.scale_dtype;
+  const int64_t blocks = w.shape().column_blocks();
+  std::vector<Bits> least(blocks, last), most(blocks, first);
+  std::vector<int> out(blocks);
+  const uint8_t* at = w.scales.data();
+  for (int64_t group = 0; group < w.groups(); ++group) {
+    for (int64_t block = 0; block < blocks; ++block, at += sizeof(Bits)) {
+      Bits bits;
+      std::memcpy(&bits, at, sizeof(bits));
+      bits = static_cast<Bits>(bits & ~sign);
+      const bool counts = bits >= first && bits <= last;
+      least[block] = std::min(least[block], counts ? bits : last);
+      most[block] = std::max(most[block], counts ? bits : first);
+    }
   }
-  return least > most ? 0 : most - least;
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (least[block] > most[block]) continue;  // nothing counts
+    out[block] = std::ilogb(LoadElement(&most[block], dtype, 0)) -
+                 std::ilogb(LoadElement(&least[block], dtype, 0));
+  }
+  return out;
+}
+
+std::vector<int> OctavesOfColumns(const HostWeight& w) {
+  switch (*w.scheme.scale_dtype) {
+    case DType::kFp32:
+      return OctavesOfColumns<uint32_t>(w, 0x80000000, 1, 0x7f7fffff);
+    case DType::kBf16:
+      return OctavesOfColumns<uint16_t>(w, 0x8000, 1, 0x7f7f);
+    case DType::kFp16:
+      return OctavesOfColumns<uint16_t>(w, 0x8000, 1, 0x7bff);
+    default:  // E8M0
+      return OctavesOfColumns<uint8_t>(w, 0, 0, 0xfe);
+  }
 }
 
 // The largest finite magnitude among elements of `dtype`.
 float LargestFinite(const std::vector<uint8_t>& elements, DType dtype) {
   const int64_t count = static_cast<int64_t>(elements.size()) / SizeOf(dtype);
   if (dtype == DType::kFp16 || dtype == DType::kBf16) {
-    const uint16_t infinity = dtype == DType::kFp16 ? 0x7c00 : 0x7f80;
-    uint16_t most = 0;
+    const int16_t infinity = dtype == DType::kFp16 ? 0x7c00 : 0x7f80;
+    int16_t most = 0;  // signed, because SSE2 compares such
     for (int64_t i = 0; i < count; ++i) {
-      uint16_t bits;
+      int16_t bits;
       std::memcpy(&bits, elements.data() + 2 * i, 2);
       bits &= 0x7fff;
-      most = std::max(most, bits < infinity ? bits : uint16_t{0});
+      most = std::max(most, bits < infinity ? bits : int16_t{0});
     }
     return LoadElement(&most, dtype, 0);
   }
@@ -134,12 +162,12 @@ float LargestFinite(const std::vector<uint8_t>& elements, DType dtype) {
 void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
   out->large_scales = PassesHalf(w.scheme, LargestFinite(w.scales, DType::kFp16));
   if (!out->large_scales) return;
+  const std::vector<int> octaves = OctavesOfColumns(w);
   const int64_t groups = out->groups(), step = out->block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     bool large = false;
     for (int64_t g = 0; g < groups; ++g) large |= PassesHalf(w.scheme, w.Scale(g, col));
-    if (!large) continue;
-    out->scale_octaves = std::max(out->scale_octaves, OctavesOfColumn(w, groups, col));
+    if (large) out->scale_octaves = std::max(out->scale_octaves, octaves[col / step]);
   }
 }
 
@@ -279,10 +307,8 @@ WeightShape ShapeOf(const HostWeight& w) {
   if (scale == DType::kFp16 && integers) MeasureHalfScales(w, &out);
   if (!integers || scale == DType::kFp32) out.large_scales = MayPassHalf(w);
   if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
-  const int64_t groups = out.groups(), step = out.block_cols();
-  for (int64_t col = 0; col < w.n; col += step) {
-    out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));
-  }
+  const std::vector<int> octaves = OctavesOfColumns(w);
+  out.scale_octaves = *absl::c_max_element(octaves);
   return out;
 }
 

@@ -12,14 +12,74 @@
 namespace awqd {
 namespace {
 
+constexpr int64_t kLine = 64;  // bytes of a cache line, and of a row of a block
+
+// A block of bytes of a matrix: lines of some rows. It stays in the first cache.
+template <int64_t kRows>
+struct Block {
+  // Copies the part of [rows, row_bytes] that begins at a row and a byte; zeros beyond.
+  void Load(const uint8_t* from, int64_t rows, int64_t row_bytes, int64_t row0, int64_t byte0) {
+    const int64_t height = std::min(kRows, rows - row0);
+    const int64_t width = std::min(kLine, row_bytes - byte0);
+    from += row0 * row_bytes + byte0;
+    if (height == kRows && width == kLine) {
+      for (int64_t row = 0; row < kRows; ++row) {
+        std::memcpy(line[row], from + row * row_bytes, kLine);
+      }
+      return;
+    }
+    std::memset(line, 0, sizeof(line));
+    for (int64_t row = 0; row < height; ++row) {
+      std::memcpy(line[row], from + row * row_bytes, width);
+    }
+  }
+
+  // Writes column c to row c of `to`.
+  void Transpose(uint8_t (*to)[kRows]) const {
+    for (int64_t row = 0; row < kRows; row += 16) {
+      for (int64_t col = 0; col < kLine; col += 16) {
+        Bytes16 w[16];
+        for (int i = 0; i < 16; ++i) std::memcpy(&w[i], &line[row + i][col], 16);
+        TransposeBytes(w);
+        for (int i = 0; i < 16; ++i) std::memcpy(&to[col + i][row], &w[i], 16);
+      }
+    }
+  }
+
+  alignas(64) uint8_t line[kRows][kLine];
+};
+
+// Copies up to a line: mostly the whole one, with a constant size.
+void StoreLine(const uint8_t* line, int64_t bytes, uint8_t* to) {
+  if (bytes >= kLine) {
+    std::memcpy(to, line, kLine);
+  } else {
+    std::memcpy(to, line, bytes);
+  }
+}
+
+void TransposeByteMatrix(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
+  constexpr int64_t kRows = 4 * kLine;  // a fifth faster than one line or two of the result
+  Block<kRows> block;
+  alignas(64) uint8_t turned[kLine][kRows];
+  for (int64_t row = 0; row < rows; row += kRows) {
+    for (int64_t col = 0; col < cols; col += kLine) {
+      block.Load(from, rows, cols, row, col);
+      block.Transpose(turned);
+      for (int64_t i = 0; i < std::min(kLine, cols - col); ++i) {
+        std::memcpy(to + (col + i) * rows + row, turned[i], std::min(kRows, rows - row));
+      }
+    }
+  }
+}
+
 // Blocks of 64 x 64: the lines of both sides stay in the first cache.
 template <int kBytes>
 void Transpose(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
-  constexpr int64_t kBlock = 64;
-  for (int64_t row0 = 0; row0 < rows; row0 += kBlock) {
-    for (int64_t col0 = 0; col0 < cols; col0 += kBlock) {
-      const int64_t row_end = std::min(rows, row0 + kBlock);
-      const int64_t col_end = std::min(cols, col0 + kBlock);
+  for (int64_t row0 = 0; row0 < rows; row0 += kLine) {
+    for (int64_t col0 = 0; col0 < cols; col0 += kLine) {
+      const int64_t row_end = std::min(rows, row0 + kLine);
+      const int64_t col_end = std::min(cols, col0 + kLine);
       for (int64_t col = col0; col < col_end; ++col) {
         for (int64_t row = row0; row < row_end; ++row) {
           std::memcpy(to + (col * rows + row) * kBytes, from + (row * cols + col) * kBytes, kBytes);
@@ -29,62 +89,44 @@ void Transpose(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
   }
 }
 
-// Eight codes, one to a byte, next to one another: kPlace bits each.
-template <int kPlace>
-uint64_t Pack8(uint64_t bytes) {
-  if (kPlace == 4) {
-    bytes = (bytes | bytes >> 4) & 0x00ff00ff00ff00ffu;
-    bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
-    return (bytes | bytes >> 16) & 0xffffffffu;
-  }
-  if (kPlace == 8) return bytes;
-  bytes = (bytes | bytes >> 6) & 0x000f000f000f000fu;
-  bytes = (bytes | bytes >> 12) & 0x000000ff000000ffu;
-  return (bytes | bytes >> 24) & 0xffffu;
+// Bytes 0, 2, 4, ... of two vectors.
+Bytes16 EvenBytes(Bytes16 a, Bytes16 b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
 }
 
-constexpr int64_t kBlock = 64;  // codes of a side: two lie in the first cache
+using Pairs = uint16_t __attribute__((vector_size(16)));  // of bytes
 
-// Writes codes [height, width] of `block` as columns to rows of `to`, `bytes` of which are left.
-template <int kPlace>
-void PackBlock(const uint8_t* block, int64_t height, int64_t width, int64_t row_bytes,
-               int64_t bytes, uint8_t* to) {
-  for (int64_t col = 0; col < width; col += 8) {
-    for (int64_t row = 0; row < height; row += 8) {
-      uint64_t eight[8];
-      for (int i = 0; i < 8; ++i) std::memcpy(&eight[i], block + (row + i) * kBlock + col, 8);
-      TransposeBytes(eight);
-      const int64_t at = row * kPlace / 8;
-      const bool whole = bytes - at >= kPlace;
-      for (int64_t i = 0; i < 8 && col + i < width; ++i) {
-        const uint64_t packed = Pack8<kPlace>(eight[i]);
-        uint8_t* const out = to + (col + i) * row_bytes + at;
-        if (whole) {
-          std::memcpy(out, &packed, kPlace);
-        } else {
-          std::memcpy(out, &packed, bytes - at);
-        }
-      }
-    }
+// Calls merge(pairs of 16 bytes) for each of `line`, and writes the lower bytes of what it returns.
+template <typename Merge>
+void MergePairs(const uint8_t* line, int64_t bytes, uint8_t* to, Merge merge) {
+  for (int64_t at = 0; at < bytes; at += 32) {
+    Pairs pairs[2];
+    std::memcpy(pairs, line + at, sizeof(pairs));
+    const Bytes16 out = EvenBytes((Bytes16)merge(pairs[0]), (Bytes16)merge(pairs[1]));
+    std::memcpy(to + at / 2, &out, sizeof(out));
   }
 }
 
-// Two codes of each byte, one to a byte.
-void UnpackNibbles(const uint8_t* from, int64_t count, FirstNibble first, uint8_t* to) {
+// Packs 64 codes of a byte each to kPlace bits each, in place.
+template <int kPlace>
+void PackLine(uint8_t* line) {
+  if (kPlace == 8) return;
+  MergePairs(line, kLine, line, [](Pairs x) { return x | x >> (8 - kPlace); });
+  if (kPlace == 4) return;
+  MergePairs(line, kLine / 2, line, [](Pairs x) { return x | x >> (8 - 2 * kPlace); });
+}
+
+// Two codes of each byte, the lower first, one to a byte.
+void UnpackNibbles(const uint8_t* from, int64_t count, uint8_t* to) {
   int64_t at = 0;
   for (; at + 8 <= count; at += 8) {
-    uint32_t word = LoadWord(from + at / 2);
-    if (first == FirstNibble::kHigh) word = (word & 0x0f0f0f0fu) << 4 | (word >> 4 & 0x0f0f0f0fu);
-    uint64_t codes = word;
+    uint64_t codes = LoadWord(from + at / 2);
     codes = (codes | codes << 16) & 0x0000ffff0000ffffu;
     codes = (codes | codes << 8) & 0x00ff00ff00ff00ffu;
     codes = (codes | codes << 4) & 0x0f0f0f0f0f0f0f0fu;
     std::memcpy(to + at, &codes, sizeof(codes));
   }
-  for (; at < count; ++at) {
-    const bool high = (at % 2 == 1) == (first == FirstNibble::kLow);
-    to[at] = high ? from[at / 2] >> 4 : from[at / 2] & 15;
-  }
+  for (; at < count; ++at) to[at] = at % 2 == 1 ? from[at / 2] >> 4 : from[at / 2] & 15;
 }
 
 // Eight codes fill kBits bytes.
@@ -117,7 +159,7 @@ void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to) {
   constexpr Unpack kUnpack[] = {UnpackEights<1>, UnpackEights<2>, UnpackEights<3>, nullptr,
                                 UnpackEights<5>, UnpackEights<6>, UnpackEights<7>, UnpackEights<8>};
   if (bits == 4) {
-    UnpackNibbles(from, count, FirstNibble::kLow, to);
+    UnpackNibbles(from, count, to);
   } else {
     kUnpack[bits - 1](from, count, to);
   }
@@ -148,7 +190,7 @@ void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to) {
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes) {
   std::vector<uint8_t> out = AllocateCodes(static_cast<int64_t>(from.size()));
-  if (element_bytes == 1) Transpose<1>(from.data(), rows, cols, out.data());
+  if (element_bytes == 1) TransposeByteMatrix(from.data(), rows, cols, out.data());
   if (element_bytes == 2) Transpose<2>(from.data(), rows, cols, out.data());
   if (element_bytes == 4) Transpose<4>(from.data(), rows, cols, out.data());
   return out;
@@ -156,30 +198,57 @@ std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, in
 
 std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCodes read) {
   const int place = CodeBits(bits);
-  const auto pack = place == 2 ? PackBlock<2> : place == 4 ? PackBlock<4> : PackBlock<8>;
+  const auto pack = place == 2 ? PackLine<2> : place == 4 ? PackLine<4> : PackLine<8>;
   const int64_t row_bytes = CeilDiv(rows * place, 8);
   std::vector<uint8_t> out = AllocateCodes(cols * row_bytes);
-  uint8_t block[kBlock * kBlock] = {};  // one code to a byte
-  for (int64_t col0 = 0; col0 < cols; col0 += kBlock) {
-    const int64_t width = std::min(kBlock, cols - col0);
-    for (int64_t row0 = 0; row0 < rows; row0 += kBlock) {
-      const int64_t height = std::min(kBlock, rows - row0);
-      if (height < kBlock) std::memset(block, 0, sizeof(block));
-      for (int64_t row = 0; row < height; ++row) {
-        read(row0 + row, col0, width, block + row * kBlock);
+  Block<kLine> block = {};  // one code to a byte
+  alignas(64) uint8_t turned[kLine][kLine];
+  for (int64_t col = 0; col < cols; col += kLine) {
+    const int64_t width = std::min(kLine, cols - col);
+    for (int64_t row = 0; row < rows; row += kLine) {
+      const int64_t height = std::min(kLine, rows - row);
+      if (height < kLine) block = {};
+      for (int64_t i = 0; i < height; ++i) read(row + i, col, width, block.line[i]);
+      block.Transpose(turned);
+      for (int64_t i = 0; i < width; ++i) {
+        pack(turned[i]);
+        std::memcpy(out.data() + (col + i) * row_bytes + row * place / 8, turned[i],
+                    CeilDiv(height * place, 8));
       }
-      const int64_t at = row0 * place / 8;
-      pack(block, height, width, row_bytes, row_bytes - at, out.data() + col0 * row_bytes + at);
     }
   }
   return out;
 }
 
+// A byte has two codes of a row. Transposed as bytes, each line has the codes of two rows of the
+// result, of which two bytes make one of each.
 std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
-                                       FirstNibble first) {
-  return PackTransposed(rows, cols, 4, [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
-    UnpackNibbles(from.data() + (row * cols + col) / 2, count, first, to);
-  });
+                                       FirstNibble first, absl::Span<const int32_t> place) {
+  constexpr int64_t kRows = 2 * kLine;  // a line of the result
+  const int64_t from_bytes = static_cast<int64_t>(from.size()) / std::max<int64_t>(1, rows);
+  const int64_t row_bytes = CeilDiv(rows, 2), low = first == FirstNibble::kLow ? 0 : 1;
+  std::vector<uint8_t> out = AllocateCodes(cols * row_bytes);
+  Block<kRows> block;
+  alignas(64) uint8_t turned[kLine][kRows];
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const auto store = [&](const uint8_t* pairs, int64_t col, auto merge) {
+      if (col >= cols) return;
+      alignas(64) uint8_t line[kLine];
+      MergePairs(pairs, kRows, line, merge);
+      const int64_t to = place.empty() ? col : place[col];
+      StoreLine(line, row_bytes - row / 2, out.data() + to * row_bytes + row / 2);
+    };
+    for (int64_t byte = 0; byte < CeilDiv(cols, 2); byte += kLine) {
+      block.Load(from.data(), rows, from_bytes, row, byte);
+      block.Transpose(turned);
+      for (int64_t i = 0; i < std::min(kLine, CeilDiv(cols, 2) - byte); ++i) {
+        const int64_t col = 2 * (byte + i);
+        store(turned[i], col + low, [](Pairs x) { return (x & 0x0f) | (x >> 4 & 0xf0); });
+        store(turned[i], col + 1 - low, [](Pairs x) { return (x >> 4 & 0x0f) | (x >> 8 & 0xf0); });
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace awqd

@@ -40,9 +40,10 @@ void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to);
 using ReadCodes = absl::FunctionRef<void(int64_t row, int64_t col, int64_t count, uint8_t* to)>;
 std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCodes read);
 
-// The same of codes of 4 bits [rows, cols], `cols` even, two to a byte along `cols`.
+// The same of codes of 4 bits [rows, cols], two to a byte along `cols`. The rows are equally long:
+// bytes behind their codes are left out. Column i becomes row place[i], or row i without `place`.
 enum class FirstNibble { kLow, kHigh };
 std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
-                                       FirstNibble first);
+                                       FirstNibble first, absl::Span<const int32_t> place = {});
 
 }  // namespace awqd

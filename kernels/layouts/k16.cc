@@ -39,6 +39,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/base/nibbles.h"
 
@@ -183,30 +184,71 @@ void ForEachLaneOf(const WeightShape& shape, const K16Shape& k16, int64_t b, int
   }
 }
 
-// Four lanes: four matrices side by side.
-using FourLanes = uint32_t __attribute__((vector_size(16)));
+// The words of one lane, of 32 columns of 4-bit codes. Row j of the lane is at `rows[16 j]`. A byte of
+// a row has two columns: even ones go to words[0..3], odd ones to words[4..7], four in each.
+void PackNibblesOfLane(const uint8_t* const* rows, int64_t offset, Bytes16* words) {
+  Bytes16 even[4], odd[4];  // byte m of the words
+  for (int64_t m = 0; m < 4; ++m) {
+    Bytes16 low, high;
+    std::memcpy(&low, rows[32 * m] + offset, sizeof(low));
+    std::memcpy(&high, rows[32 * m + 16] + offset, sizeof(high));
+    even[m] = (low & 0x0f) | (high & 0x0f) << 4;
+    odd[m] = low >> 4 | (high & 0xf0);
+  }
+  for (const auto& [bytes, to] : {std::pair(even, words), std::pair(odd, words + 4)}) {
+    Bytes16 halves[4];  // bytes 0 and 1 of eight words, then bytes 2 and 3
+    Interleave<1>(bytes[0], bytes[1], &halves[0], &halves[1]);
+    Interleave<1>(bytes[2], bytes[3], &halves[2], &halves[3]);
+    Interleave<2>(halves[0], halves[2], &to[0], &to[1]);
+    Interleave<2>(halves[1], halves[3], &to[2], &to[3]);
+  }
+}
 
-// Packs one tile of a block of codes that a HostWeight has in 4 bits, all its lanes. `bits`: 4 or 3.
-// `rows`: where row 16 j + i of the block has the codes of the tile.
-void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, int bits, uint8_t* block) {
+constexpr int64_t kTilesOfNibbles = 4;  // packed at a time: 16 bytes of a row
+
+// Packs four tiles of a block of codes that a HostWeight has in 4 bits. `bits`: 4 or 3. `rows`: where
+// row 16 j + i of the block has its codes. `tile_bytes`: from one tile's block to the next one's.
+void PackBlocksOfNibbles(const uint8_t* const* rows, int64_t offset, int bits, int64_t tile_bytes,
+                         uint8_t* block) {
   for (int64_t i = 0; i < K16Shape::kRun; i += 4) {
-    FourLanes words[8];
-    for (int64_t j = 0; j < 8; ++j) {
-      for (int64_t lane = 0; lane < 4; ++lane) {
-        uint32_t word;
-        std::memcpy(&word, rows[16 * j + i + lane] + offset, sizeof(word));
-        words[j][lane] = word;
+    Bytes16 lanes[4][8];
+    for (int64_t lane = 0; lane < 4; ++lane)
+      PackNibblesOfLane(rows + i + lane, offset, lanes[lane]);
+    for (int64_t v = 0; v < 8; ++v) {
+      // Four lanes of four columns, to four columns of four lanes.
+      Bytes16 pairs[4], columns[4];
+      Interleave<4>(lanes[0][v], lanes[1][v], &pairs[0], &pairs[1]);
+      Interleave<4>(lanes[2][v], lanes[3][v], &pairs[2], &pairs[3]);
+      Interleave<8>(pairs[0], pairs[2], &columns[0], &columns[1]);
+      Interleave<8>(pairs[1], pairs[3], &columns[2], &columns[3]);
+      for (int64_t c = 0; c < 4; ++c) {
+        const int64_t column = 2 * (v % 4 * 4 + c) + v / 4;
+        uint8_t* const to = block + column / 8 * tile_bytes + column % 8 * K16Shape::kRun * bits;
+        if (bits == 4) {
+          std::memcpy(to + 4 * i, &columns[c], sizeof(columns[c]));
+          continue;
+        }
+        uint32_t words[4];
+        std::memcpy(words, &columns[c], sizeof(words));
+        for (int64_t lane = 0; lane < 4; ++lane) {
+          StoreLane(FromBytes(ToBytes(words[lane], 4), 3), 3, i + lane, to);
+        }
       }
     }
-    TransposeNibbles(words);
-    for (int64_t c = 0; c < 8; ++c) {
-      if (bits == 4) {
-        std::memcpy(block + 64 * c + 4 * i, &words[c], 16);
-        continue;
-      }
-      for (int64_t lane = 0; lane < 4; ++lane) {
-        StoreLane(FromBytes(ToBytes(words[c][lane], 4), 3), 3, i + lane, block + 48 * c);
-      }
+  }
+}
+
+// Packs two tiles of a block of codes that a HostWeight has in 8 bits. `tile_bytes`: from one tile's
+// block to the next one's.
+void PackBlocksOfBytes(const uint8_t* const* rows, int64_t offset, uint8_t flip, int64_t tile_bytes,
+                       uint8_t* block) {
+  for (int64_t run = 0; run < K16Shape::kBlockRows; run += K16Shape::kRun) {
+    Bytes16 w[16];
+    for (int64_t i = 0; i < 16; ++i) std::memcpy(&w[i], rows[run + i] + offset, sizeof(w[i]));
+    TransposeBytes(w);
+    for (int64_t c = 0; c < 16; ++c) {
+      w[c] ^= flip;
+      std::memcpy(block + c / 8 * tile_bytes + c % 8 * K16Shape::kBlockRows + run, &w[c], 16);
     }
   }
 }
@@ -215,8 +257,11 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
   const WeightShape shape = w.shape();
   const K16Shape k16(shape);
   const uint64_t flip = Flip(w.scheme, k16.bits);
-  // Whole tiles of codes that lie in 4 bits of the weight.
-  const int64_t whole = w.code_bits() == 4 ? w.n / K16Shape::kTile : 0;
+  const int64_t tile_bytes = k16.blocks * k16.tile_block_bytes();  // of all its blocks
+  // Tiles that are packed at a time, and how many tiles are whole, of codes that lie in 4 or 8 bits
+  // of the weight.
+  const int64_t step = w.code_bits() == 8 ? 2 : kTilesOfNibbles;
+  const int64_t whole = w.code_bits() >= 4 ? w.n / K16Shape::kTile : 0;
   ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
     const uint8_t* rows[K16Shape::kBlockRows] = {};
     bool padded = false;
@@ -225,9 +270,13 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
       padded |= from < 0;
       rows[row] = w.codes.data() + std::max<int64_t>(0, from) * w.row_bytes();
     }
-    for (; t0 < std::min(t1, whole) && !padded; ++t0) {
-      PackBlockOfNibbles(rows, 4 * t0, k16.bits,
-                         codes + (t0 * k16.blocks + b) * k16.tile_block_bytes());
+    for (; t0 + step <= std::min(t1, whole) && !padded; t0 += step) {
+      uint8_t* const block = codes + t0 * tile_bytes + b * k16.tile_block_bytes();
+      if (step == kTilesOfNibbles) {
+        PackBlocksOfNibbles(rows, 4 * t0, k16.bits, tile_bytes, block);
+      } else {
+        PackBlocksOfBytes(rows, 8 * t0, static_cast<uint8_t>(flip), tile_bytes, block);
+      }
     }
     if (t0 == t1) return;
     ForEachLaneOf(

@@ -87,6 +87,7 @@
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -217,14 +218,17 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   const bool half = w.scheme.scale_dtype == DType::kFp16;
   shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
-  for (int64_t n = columns.begin; n < columns.end; ++n) {
-    float most = 0;
-    for (int64_t g = 0; g < w.groups(); ++g) {
+  std::vector<float> most(out.size());
+  for (int64_t g = 0; g < w.groups(); ++g) {  // as they lie in memory
+    for (int64_t n = columns.begin; n < columns.end; ++n) {
       const float scale = std::fabs(w.Scale(g, n));
-      if (!half || std::isfinite(scale)) most = std::max(most, scale);
+      float& of_column = most[n - columns.begin];
+      if (!half || std::isfinite(scale)) of_column = std::max(of_column, scale);
     }
-    if (most == 0 || (half && !PassesHalf(w.scheme, most))) continue;
-    out[n - columns.begin] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most));
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (most[i] == 0 || (half && !PassesHalf(w.scheme, most[i]))) continue;
+    out[i] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most[i]));
   }
   return out;
 }
@@ -268,33 +272,54 @@ MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
   return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
 
-// Returns the scale as 16 bits, or as 32.
-uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
-  const WeightShape shape = w.shape();
-  const bool one = !w.scheme.scale_dtype || ScaleIsOuter(shape);
-  if (HasFloatScales(shape)) {
-    return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
+using MetaPlaces = std::array<MetaPlace, kTileN>;
+
+MetaPlaces PlacesOf(const HostWeight& w) {
+  MetaPlaces out;
+  const MetaKind kind = MetaKindOf(w.shape());
+  for (int column = 0; column < kTileN; ++column) {
+    out[column] = PlaceOf(w.scheme.bits, kind, column);
   }
-  if (one) return 0x3c00;
-  if (*w.scheme.scale_dtype == DType::kFp16 && normaliser == 1) {
-    uint16_t bits;
-    std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
-    return bits;
-  }
-  return FloatToHalf(w.Scale(group, column) * normaliser);
+  return out;
 }
+
+// The scales of records, of 16 bits or of 32. What does not depend on the cell is found once.
+class RecordScales {
+ public:
+  explicit RecordScales(const HostWeight& w)
+      : w_(w),
+        one_(!w.scheme.scale_dtype || ScaleIsOuter(w.shape())),
+        wide_(HasFloatScales(w.shape())),
+        half_(w.scheme.scale_dtype == DType::kFp16) {}
+
+  int bytes() const { return wide_ ? 4 : 2; }
+  uint32_t At(int64_t group, int64_t column, float normaliser) const {
+    if (wide_) return std::bit_cast<uint32_t>(one_ ? 1.0f : w_.Scale(group, column));
+    if (one_) return 0x3c00;
+    if (half_ && normaliser == 1) {
+      uint16_t bits;
+      std::memcpy(&bits, w_.scales.data() + 2 * w_.Cell(group, column), 2);
+      return bits;
+    }
+    return FloatToHalf(w_.Scale(group, column) * normaliser);
+  }
+
+ private:
+  const HostWeight& w_;
+  const bool one_, wide_, half_;
+};
 
 // Calls fn(first byte of the meta, place in it, group, column) for every scale of a record.
 template <typename Fn>
-void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
-  const int bits = w.scheme.bits;
-  const MetaKind kind = MetaKindOf(w.shape());
+void ForEachCell(const HostWeight& w, const MetaPlaces& places, int64_t n0, int64_t k0, int metas,
+                 Fn fn) {
+  const int bytes = MetaBytes(w.scheme.bits, MetaKindOf(w.shape()));
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
     const int64_t group = k / w.group_rows();
     for (int column = 0; column < std::min<int64_t>(kTileN, w.n - n0); ++column) {
-      fn(j * MetaBytes(bits, kind), PlaceOf(bits, kind, column), group, n0 + column);
+      fn(j * bytes, places[column], group, n0 + column);
     }
   }
 }
@@ -331,11 +356,11 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   }
 }
 
-void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
-                 HostWeight* w) {
+void UnpackMetas(const uint8_t* in, const MetaPlaces& places, int64_t n0, int64_t k0, int metas,
+                 const float* outer, HostWeight* w) {
   const int mask = (1 << ZeroBits(w->scheme.bits)) - 1;
   const int scale_bytes = HasFloatScales(w->shape()) ? 4 : 2;
-  ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
+  ForEachCell(*w, places, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
     uint32_t scale = 0;
     std::memcpy(&scale, in + first + place.scale, scale_bytes);
     if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
@@ -360,7 +385,8 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
   const int metas = MetasPerRecord(shape), codes = CodesBytes(w.scheme.bits);
-  const int scale_bytes = HasFloatScales(shape) ? 4 : 2;
+  const MetaPlaces places = PlacesOf(w);
+  const RecordScales scales(w);
   const bool real_zeros = HasRealZeros(shape);
   uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
@@ -368,16 +394,17 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
     PackCodes(w, n0, k0, record);
     uint8_t* const meta = record + codes;
     std::memset(meta, 0, RecordBytes(shape) - codes);
-    ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
-      const uint32_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
-      std::memcpy(meta + first + place.scale, &scale, scale_bytes);
-      if (real_zeros) {
-        const float zero = w.scheme.real_zeros() ? w.RealZero(group, n) : w.Zero(group, n);
-        std::memcpy(meta + first + place.zero, &zero, sizeof zero);
-      } else if (w.scheme.is_integer()) {
-        meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
-      }
-    });
+    ForEachCell(
+        w, places, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
+          const uint32_t scale = scales.At(group, n, normalisers[n - columns.begin]);
+          std::memcpy(meta + first + place.scale, &scale, scales.bytes());
+          if (real_zeros) {
+            const float zero = w.scheme.real_zeros() ? w.RealZero(group, n) : w.Zero(group, n);
+            std::memcpy(meta + first + place.zero, &zero, sizeof zero);
+          } else if (w.scheme.is_integer()) {
+            meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
+          }
+        });
   });
 }
 
@@ -388,10 +415,11 @@ void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& section
   const float* outer = sections.Has(Part::kOuter)
                            ? reinterpret_cast<const float*>(in + sections.offset(Part::kOuter))
                            : nullptr;
+  const MetaPlaces places = PlacesOf(*w);
   ForEachRecord({0, w->n}, w->k, [&](int64_t index, int64_t n0, int64_t k0) {
     const uint8_t* record = records + index * bytes;
     UnpackCodes(record, n0, k0, w);
-    UnpackMetas(record + codes, n0, k0, metas, outer, w);
+    UnpackMetas(record + codes, places, n0, k0, metas, outer, w);
   });
   if (metas > 0 || w->scales.empty()) return;
   for (int64_t n = 0; n < w->n; ++n) RestoreScale(w, 0, n, 0, outer[n]);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -69,8 +70,11 @@ class Planner {
   absl::StatusOr<MemoryPlan> MakePlan() {
     if (beside_.empty()) return first_reason_;
     AWQD_RETURN_IF_ERROR(CheckDevices(plan_.weights, ""));
-    MemoryPlan ahead = PlanAhead();
-    if (ahead.readers > 1 && CheckPeak(ahead).ok()) {
+    std::sort(beside_.begin(), beside_.end(), std::greater<>());
+    for (int readers = MostReaders(); readers > 1; --readers) {
+      MemoryPlan ahead = PlanAhead(readers);
+      if (readers > 2 && ahead.working > MemoryPlan::kMostWorkingBytes) continue;
+      if (!CheckPeak(ahead).ok()) continue;
       ahead.unserved = std::move(plan_.unserved);
       return ahead;
     }
@@ -114,14 +118,17 @@ class Planner {
     return NoRoom(plan.host_peak, "the host", free, kWhileReading);
   }
 
-  // With as many readers as the target has: the largest linears at the same time, when all weights
-  // are there.
-  MemoryPlan PlanAhead() {
-    MemoryPlan out = {.weights = plan_.weights, .remarks = plan_.remarks};
-    out.readers = std::min<int>(target_.readers, static_cast<int>(beside_.size()));
-    std::partial_sort(beside_.begin(), beside_.begin() + out.readers, beside_.end(),
-                      std::greater<>());
-    for (int i = 0; i < out.readers; ++i) out.working += raw_ + beside_[i];
+  int MostReaders() const {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    const int most =
+        target_.readers > 0 ? target_.readers : std::clamp(cores, 2, MemoryPlan::kMostReaders);
+    return std::min<int>(most, static_cast<int>(beside_.size()));
+  }
+
+  // With so many readers: the largest linears at the same time, when all weights are there.
+  MemoryPlan PlanAhead(int readers) const {
+    MemoryPlan out = {.weights = plan_.weights, .readers = readers, .remarks = plan_.remarks};
+    for (int i = 0; i < readers; ++i) out.working += raw_ + beside_[i];
     Raise(out.weights, out.working, &out);
     return out;
   }

@@ -27,9 +27,9 @@ struct LoadTarget {
   // More are RESOURCE_EXHAUSTED: each has objects of its own, however small it is. 1024 experts of
   // three projections in 80 layers are fewer.
   int64_t max_weights = int64_t{1} << 18;
-  // Linears that are read and decoded at a time, where the host has room for more than one. With
-  // two, one is packed while the other is read; with more, memory would be taken for little.
-  int readers = 2;
+  // The most linears that are read and decoded at a time, where there is room for more than one;
+  // 0: one for each core, two at least, and MemoryPlan::kMostReaders at most.
+  int readers = 0;
   // Whether a load fails where a quantised linear cannot be read. Else the others are served.
   bool require_all = false;
   // Whether other processes may map the weights: each device has those of the model in one arena.
@@ -60,9 +60,15 @@ struct Place {
 Place ChoosePlace(absl::string_view path, const Paths& paths, const LoadTarget& target);
 
 struct MemoryPlan {
+  // With more readers than cores a load from the page cache gains nothing. Eight fill the link of a
+  // GPU; more would wait for memory.
+  static constexpr int kMostReaders = 8;
+  // More than two readers take no more memory together than this.
+  static constexpr int64_t kMostWorkingBytes = int64_t{768} << 20;
+
   // The exact bytes that all weights will take on each device.
   std::map<const Device*, int64_t> weights;
-  // Linears to read at a time: those of the target, or one where there is no room for more.
+  // Linears to read at a time: those of the target, or as many as there is room for.
   int readers = 1;
   // The most host memory at a time beside the weights: the tensors of so many linears as they are
   // in the file, decoded, and packed for a device that the host does not address. An upper bound:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures how fast awqd loads a folder of the shape of Llama 3 8B: load.py --build DIR [--device cuda:0] [--formats awq,gptq]
+"""Measures how fast awqd loads a folder of the shape of Llama 3 8B: load.py --build DIR [--device cuda:0] [--formats awq,gptq,...]
 
-Makes the folder of random weights (5.7 GB: 32 layers of 4 bits; embeddings and head in FP16, which are not read and are
-holes), has awqd load it some times from the page cache, and removes it. Needs numpy. Prints, for each load:
+Makes the folder of random weights (32 layers: 3.6 GB of 4 bits, 7 GB of FP8; embeddings and head in FP16, which are not
+read and are holes), has awqd load it some times from the page cache, and removes it. Needs numpy. Prints, for each load:
 
   GB/s       bytes of the quantised linears, which is what a load reads, by the time that the client waits
   GB/CPU s   the same by the server's user and system time: other programs take no part of it
@@ -34,12 +34,26 @@ CONFIGS = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False,
              "checkpoint_format": "gptq"},
+    "pack-quantized": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+                                           "group_size": GROUP}}}},
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]},
 }
-SIZES = {"I32": 4, "F16": 2}
+SIZES = {"I32": 4, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
+SCALES = ("F16", "BF16", "F32")
 
 
 def linear(kind, path, k, n):
     """(name, dtype, shape) of the tensors of one linear."""
+    if kind == "pack-quantized":
+        yield f"{path}.weight_packed", "I32", [n, k // 8]
+        yield f"{path}.weight_scale", "BF16", [n, k // GROUP]
+        yield f"{path}.weight_shape", "I64", [2]
+        return
+    if kind == "fp8":
+        yield f"{path}.weight", "F8_E4M3", [n, k]
+        yield f"{path}.weight_scale_inv", "F32", [n // GROUP, k // GROUP]
+        return
     words = [k, n // 8] if kind == "awq" else [k // 8, n]
     yield f"{path}.qweight", "I32", words
     yield f"{path}.qzeros", "I32", [k // GROUP, n // 8]
@@ -61,10 +75,18 @@ def content(name, dtype, shape, block):
     count = int(numpy.prod(shape))
     if name.endswith(".g_idx"):
         return (numpy.arange(count, dtype=numpy.int32) // GROUP).tobytes()
+    if name.endswith(".weight_shape"):
+        k, n = SHAPES[".".join(name.split(".")[3:-1])]
+        return numpy.array([n, k], numpy.int64).tobytes()
+    some = numpy.resize(block[: 1 << 20], count) if dtype in SCALES else None
     if dtype == "F16":  # numbers from 0.0039 to 0.0117, as scales of language models are
-        return (numpy.resize(block[: 1 << 20], count) % 0x600 + 0x1C00).astype(numpy.uint16).tobytes()
+        return (some % 0x600 + 0x1C00).astype(numpy.uint16).tobytes()
+    if dtype == "BF16":  # the same
+        return (some % 0xC0 + 0x3B80).astype(numpy.uint16).tobytes()
+    if dtype == "F32":
+        return (some / 2**23 + 0.0039).astype(numpy.float32).tobytes()
     start = sum(name.encode()) * 4096
-    return block[start: start + count * 2].tobytes()
+    return block[start: start + count * SIZES[dtype] // 2].tobytes()
 
 
 def make(folder, kind):
@@ -108,7 +130,7 @@ class Server:
         with open(f"{self.folder.name}/log", "wb") as log:
             self.process = subprocess.Popen(
                 [self.bin / "awqd", f"--address={self.address}", f"--model_repository={repository}",
-                 f"--device={device}", *flags], stdout=log, stderr=log)
+                 f"--device={device}", "--keep_going", *flags], stdout=log, stderr=log)
         self.awqctl("healthcheck", "--wait", "60")
 
     def awqctl(self, *arguments):
@@ -148,9 +170,9 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True, help="a build folder, with bin/awqd and bin/awqctl")
     parser.add_argument("--folder", type=pathlib.Path, help="where the model is made; the system's temporary folder if none")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--formats", default="awq,gptq")
+    parser.add_argument("--formats", default=",".join(CONFIGS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--least_gb_s", type=float, default=0.6)
+    parser.add_argument("--least_gb_s", type=float, default=1.2)
     parser.add_argument("--most_host_mb", type=float, default=1000)
     parser.add_argument("flags", nargs="*", help="flags of awqd, behind --")
     args = parser.parse_args()

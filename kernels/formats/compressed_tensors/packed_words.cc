@@ -67,6 +67,11 @@ absl::StatusOr<PackedWords> FindPacking(int bits, std::optional<bool> padded,
 std::vector<uint8_t> UnpackRowsOfWords(absl::Span<const uint8_t> words, int64_t n, int64_t k,
                                        PackedWords packed, absl::Span<const int32_t> order) {
   const int64_t row_bytes = packed.Words(k) * 4;
+  if (packed.bits == 4) {
+    std::vector<int32_t> place(order.size());
+    for (size_t i = 0; i < order.size(); ++i) place[order[i]] = static_cast<int32_t>(i);
+    return TransposedNibbles(words, n, k, FirstNibble::kLow, place);
+  }
   const bool stream = order.empty() && (!packed.padded || packed.SameInBoth(k));
   const auto read = [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
     const uint8_t* const from = words.data() + row * row_bytes;

@@ -103,6 +103,25 @@ TEST_F(MemoryPlanTest, OfTwoReaders) {
   EXPECT_EQ(two->weights, one->weights);
 }
 
+// Each takes 64 MiB in the file and as much decoded.
+TEST_F(MemoryPlanTest, NoMoreReadersThanTheirMemoryIsFor) {
+  WriteSparse(4096, 8);
+  const auto device = Cpu();
+  device->SetBudget(4096 * kMiB);
+  const auto four = Plan({.devices = {device.get()}, .readers = 4});
+  const auto eight = Plan({.devices = {device.get()}, .readers = 8});
+  ASSERT_TRUE(four.ok() && eight.ok());
+  EXPECT_EQ(four->readers, 4);
+  EXPECT_EQ(eight->readers, 5);
+  EXPECT_LE(eight->working, MemoryPlan::kMostWorkingBytes);
+  // Two go without that bound.
+  WriteSparse(16384, 8);
+  const auto two = Plan({.devices = {device.get()}, .readers = 8});
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(two->readers, 2);
+  EXPECT_GT(two->working, MemoryPlan::kMostWorkingBytes);
+}
+
 TEST_F(MemoryPlanTest, OneReaderWhereThereIsNoRoomForTwo) {
   WriteSparse(16384, 2);
   const auto device = Cpu();
