@@ -1,13 +1,17 @@
 // Every layout inverts itself: layouts x bits x zeros x shapes.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "kernels/base/codebooks.h"
+#include "kernels/base/half.h"
 #include "kernels/layouts/k16.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/layouts/mma16.h"
+#include "kernels/layouts/vectors.h"
 #include "tests/testing/random_weight.h"
 
 namespace awqd {
@@ -72,6 +76,127 @@ TEST(Layouts, UnpackInvertsPack) {
     }
   }
   EXPECT_GT(round_trips, 1500);
+}
+
+TEST(Layouts, VectorCodesComeBack) {
+  for (const VectorCodeInfo& info : VectorCodes()) {
+    for (int64_t n : {1, 16, 70, 128}) {
+      const HostWeight weight = testing::RandomWeight(
+          {.k = 768, .n = n, .scheme = ParseScheme(info.name).value(), .seed = 3});
+      const Sections sections = SectionsOf(kVectorsLayout, weight.shape());
+      std::vector<uint8_t> packed(sections.total(), 0xa5);
+      for (int64_t c = 0; c < n; c += ColumnRange::kStep) {
+        kVectorsLayout.pack(weight, {c, std::min(n, c + ColumnRange::kStep)}, sections,
+                            packed.data());
+      }
+      EXPECT_EQ(Unpack(kVectorsLayout, weight.shape(), sections, packed.data()).codes, weight.codes)
+          << info.name << " " << n;
+      EXPECT_EQ(sections.bytes(Part::kCodes),
+                CeilDiv(n, 64) * 64 * 3 * VectorBlockBytes(info.code));
+    }
+  }
+}
+
+uint32_t Bits(const uint8_t* from, int64_t first, int count) {
+  uint32_t out = 0;
+  for (int i = 0; i < count; ++i) {
+    out |= static_cast<uint32_t>(from[(first + i) / 8] >> ((first + i) % 8) & 1) << i;
+  }
+  return out;
+}
+
+// Element k of column c of a tile of layout vectors, by the sentences at the head of its source.
+template <VectorCode kCode>
+float ElementOfTile(const uint8_t* tile, int c, int k) {
+  using namespace vectors;
+  constexpr bool kIq3 = kCode == VectorCode::kIq3Xxs || kCode == VectorCode::kIq3S;
+  constexpr bool kIq1 = kCode == VectorCode::kIq1S || kCode == VectorCode::kIq1M;
+  constexpr bool kSeven =
+      kCode == VectorCode::kIq2Xxs || kCode == VectorCode::kIq2Xs || kCode == VectorCode::kIq3Xxs;
+  static constexpr auto kBook = MakeCodebook<kCode>();
+  const int g = k / 32, t = k / 8 % 4, j = k % 8;
+  const uint8_t* const round = tile + g / 4 * RoundBytes(kCode);
+  const int item = (4 * (c % 8) + g % 4) * 2 + c / 8;
+  const auto sign_bit = [&](int element) {
+    return kIq3 ? 16 * (element % 2) + 4 * (element / 2) + t : 4 * element + t;
+  };
+  const uint32_t signs = kIq1 ? 0 : Bits(round + SignsAt(kCode), 32 * item, 32);
+  const int high_bits = kIq1 ? 16 : 8;
+  const uint32_t high =
+      HighBytes(kCode) == 0 ? 0 : Bits(round + HighAt(kCode), high_bits * item, high_bits);
+  uint32_t index = round[(kIq3 ? j / 4 * 256 : 0) + 4 * item + t];
+  if (kCode == VectorCode::kIq2Xs) index |= (signs >> (28 + t) & 1) << 8;
+  if (kCode == VectorCode::kIq2S) index |= (high >> (2 * t) & 3) << 8;
+  if (kCode == VectorCode::kIq3S) index |= (high >> (2 * t + j / 4) & 1) << 8;
+  if (kCode == VectorCode::kIq1S) index |= (high >> (3 * t) & 7) << 8;
+  if (kCode == VectorCode::kIq1M) index |= (high >> (4 * t) & 7) << 8;
+  float value = static_cast<float>(kBook.points[index] >> (8 * (kIq3 ? j % 4 : j)) & 255);
+  if (kIq1) {
+    // 8 * element + 9; the offset is an eighth.
+    const bool minus = (high >> (kCode == VectorCode::kIq1S ? 15 : 4 * t + 3) & 1) != 0;
+    value = value - 9 + (minus ? -1 : 1);
+  } else {
+    bool minus = (signs >> sign_bit(j) & 1) != 0;
+    if (kSeven && j == 7) {
+      minus = false;
+      for (int e = 0; e < 7; ++e) minus ^= (signs >> sign_bit(e) & 1) != 0;
+    }
+    if (minus) value = -value;
+  }
+  uint32_t scale = signs >> 28;
+  if (kCode == VectorCode::kIq1S) scale = high >> 12 & 7;
+  if (ScaleBytes(kCode) == 1) scale = Bits(round + ScalesAt(kCode), 4 * item, 4);
+  if (ScaleBytes(kCode) == 2) {
+    const int bits = kCode == VectorCode::kIq1M ? 3 : 4;
+    scale = Bits(round + ScalesAt(kCode), 8 * item + t / 2 * bits, bits);
+  }
+  uint32_t d = 0;
+  if (kCode == VectorCode::kIq1M) {
+    for (int group = 0; group < 8; ++group) {
+      const int of = (4 * (c % 8) + group % 4) * 2 + c / 8;
+      d |= Bits(tile + group / 4 * RoundBytes(kCode) + ScalesAt(kCode), 8 * of + 6, 2)
+           << (2 * group);
+    }
+  } else {
+    d = Bits(tile + FactorsAt(kCode), 32 * (c % 8) + 16 * (c / 8), 16);
+  }
+  const float unit = kCode == VectorCode::kIq3S ? 1 : kCode == VectorCode::kIq3Xxs ? 0.25f : 0.125f;
+  return value * static_cast<float>(2 * scale + 1) * unit * HalfToFloat(static_cast<uint16_t>(d));
+}
+
+template <VectorCode kCode>
+void CheckElements() {
+  const VectorCodeInfo& info = InfoOf(kCode);
+  const HostWeight weight = testing::RandomWeight(
+      {.k = 512, .n = 70, .scheme = ParseScheme(info.name).value(), .seed = 4});
+  const Sections sections = SectionsOf(kVectorsLayout, weight.shape());
+  std::vector<uint8_t> packed(sections.total());
+  kVectorsLayout.pack(weight, {0, 64}, sections, packed.data());
+  kVectorsLayout.pack(weight, {64, 70}, sections, packed.data());
+  DecodedBlock want;
+  for (int64_t n : {0, 9, 63, 69}) {
+    for (int64_t block : {0, 1}) {
+      info.decode(weight.codes.data() + (block * weight.n + n) * VectorBlockBytes(kCode), &want);
+      const int64_t tile = ((n / 64) * 2 + block) * 4 + n % 64 / 16;
+      const uint8_t* const at =
+          packed.data() + sections.offset(Part::kCodes) + tile * vectors::TileBytes(kCode);
+      for (int k = 0; k < kVectorBlock; ++k) {
+        const float got = ElementOfTile<kCode>(at, static_cast<int>(n % 16), k);
+        if (std::isnan(want.Element(k)) && std::isnan(got)) continue;
+        ASSERT_EQ(got, want.Element(k)) << info.name << " " << n << " " << block << " " << k;
+      }
+    }
+  }
+}
+
+TEST(Layouts, VectorCodesLieWhereTheSpecificationSays) {
+  CheckElements<VectorCode::kIq2Xxs>();
+  CheckElements<VectorCode::kIq2Xs>();
+  CheckElements<VectorCode::kIq2S>();
+  CheckElements<VectorCode::kIq3Xxs>();
+  CheckElements<VectorCode::kIq3S>();
+  CheckElements<VectorCode::kIq1S>();
+  CheckElements<VectorCode::kIq1M>();
 }
 
 TEST(Layouts, HaveNamesOfTheirOwn) {

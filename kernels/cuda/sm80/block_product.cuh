@@ -26,13 +26,13 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/grouped.h"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/registry.h"
 
@@ -611,12 +611,6 @@ absl::Status LaunchBlocks(const ProductParams<Decoder>& p, const BlockPlan& plan
       .attributes = OverlappedLaunch(device)};
   return plan.eights == 1 ? Launch<BlockProductKernel<Decoder, 1>>(name, config, p)
                           : Launch<BlockProductKernel<Decoder, 2>>(name, config, p);
-}
-
-inline absl::Status CheckBlockCounters(StreamView stream, absl::string_view name) {
-  if (stream.counters != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": got a stream without counters, expected one of Device::CreateStream"));
 }
 
 }  // namespace

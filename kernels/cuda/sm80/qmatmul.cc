@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/mma16.h"
+#include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/mma16.h"
@@ -103,11 +104,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
 }
 
 absl::Status RunStreamKScaledSums(const MatmulArgs& args, int blocks, StreamView stream) {
-  if (stream.counters == nullptr) {
-    return absl::InvalidArgumentError(
-        "the fused product of sm80: got a stream without counters, expected one of "
-        "Device::CreateStream");
-  }
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, "the fused product of sm80"));
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   QMatmulParams p = MakeParams(args, {}, device);

@@ -140,7 +140,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   const DeviceWeight& weight = *args.weight;
   const DeviceInfo& device = weight.device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  AWQD_RETURN_IF_ERROR(CheckBlockCounters(stream, kName));
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, kName));
   for (int64_t first = 0; first < args.x.rows; first += kTokensOfLaunch) {
     const int64_t rows = std::min(kTokensOfLaunch, args.x.rows - first);
     const BlockPlan plan = PlanOf(weight, rows, SegmentsOf(weight.shape, device));

@@ -11,6 +11,7 @@
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/common/mma16.h"
+#include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/cuda/sm90a/tensor_map.h"
@@ -194,13 +195,6 @@ absl::Status LaunchGroupedE4m3(const Target& go) {
   return go.To<kX, kGrouped, kExpertTilesE4m3, E4m3(0), E4m3(1), kE2m1>();
 }
 
-absl::Status CheckCounters(StreamView stream) {
-  if (stream.counters != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "the fused product of sm90a: got a stream without counters, expected one of "
-      "Device::CreateStream");
-}
-
 // Sets the parameters that depend on the weight's shape and on y alone.
 void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams* p) {
   p->y = y.data;
@@ -236,7 +230,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   const DeviceInfo& device = args.weight->device->info();
   const WeightShape& shape = args.weight->shape;
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  AWQD_RETURN_IF_ERROR(CheckCounters(stream));
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, "the fused product of sm90a"));
   const PersistentTile& tile = work.tile;
   PersistentParams p{};
   p.schedule = work.schedule;
@@ -291,7 +285,7 @@ absl::Status RunTile(const MatmulArgs& args, const PersistentTile& tile, bool fi
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
   const DeviceInfo& device = args.experts.front()->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  AWQD_RETURN_IF_ERROR(CheckCounters(stream));
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, "the fused product of sm90a"));
   const WeightShape& shape = args.experts.front()->shape;
   const PersistentTile tile = GroupedTileOf(args, DTypeOfRows(args));
   PersistentParams p{};

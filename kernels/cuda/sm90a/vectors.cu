@@ -15,6 +15,7 @@
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/vector_tiles.cuh"
+#include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm90a/bulk.cuh"
 #include "kernels/cuda/sm90a/rows.h"
@@ -149,7 +150,7 @@ struct Rounding {
 // A round of a consumer: for each 64 of K 64 rows, columns of W, of 128 bytes, whose chunks of 16
 // are swizzled as the copy engine swizzles them.
 __device__ __forceinline__ uint32_t ChunkAt(uint32_t round_at, int row, int chunk) {
-  return round_at + chunk / 8 * SharedPlaces<32>::kHalfBytes + row * 128 +
+  return round_at + chunk / 8 * SharedPlaces<64>::kHalfBytes + row * 128 +
          ((chunk % 8 ^ row % 8) << 4);
 }
 
@@ -225,6 +226,9 @@ class VectorsConsumer {
       }
     }
     WgmmaWait<0>();
+    // Nothing that reads the sums moves before the wait.
+#pragma unroll
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
  private:
@@ -388,7 +392,7 @@ constexpr int kMostSplits = 8;
 constexpr struct {
   int tokens;
   double alone, beside;
-} kRounds[] = {{32, 1.1, 1.7}, {64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
+} kRounds[] = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
 
 // Blocks that run at a time.
 int64_t SlotsOf(const DeviceInfo& device, int tokens) {
@@ -449,11 +453,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   const DeviceWeight& weight = *args.weight;
   const DeviceInfo& device = weight.device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  if (stream.counters == nullptr) {
-    return absl::InvalidArgumentError(
-        "sm90a/vectors_matmul: got a stream without counters, expected one of "
-        "Device::CreateStream");
-  }
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, "sm90a/vectors_matmul"));
   const int64_t m = args.x.rows;
   const VectorsPlan plan = PlanOf(weight.shape, device, m);
   VectorsParams p = {
@@ -473,8 +473,6 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
       .counters = stream.counters};
   AWQD_RETURN_IF_ERROR(MapTokens(args.x, args.x_stride, plan.tokens, &p.x));
   switch (plan.tokens) {
-    case 32:
-      return LaunchTokens<32>(p, weight, args.x.dtype, stream);
     case 64:
       return LaunchTokens<64>(p, weight, args.x.dtype, stream);
     case 128:
