@@ -119,7 +119,7 @@ struct GroupedMatmulCall {
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;  // to E4M3
-  // Of FP8_E4M3 activations as in MatmulCall; of FP8_STATIC [1] or [experts].
+  // With FP8_E4M3 activations as in MatmulCall; with FP8_STATIC [1] or [experts].
   std::optional<Tensor> activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";

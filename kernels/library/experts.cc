@@ -132,7 +132,7 @@ struct ExpertsCall {
   ConstMatrixView x(DType dtype, int64_t k) const { return {gather.out, dtype, sort.choices, k}; }
 };
 
-// Of those that a device can make for each row by itself.
+// Only those that a device can make for each row by itself.
 absl::StatusOr<ActivationQuantization> ToRowQuantization(int32_t quantization) {
   AWQD_ASSIGN_OR_RETURN(const ActivationQuantization out, ToQuantization(quantization));
   const bool rounds = IsFloat8(out) && !HasGivenScales(out);

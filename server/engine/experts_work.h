@@ -154,7 +154,7 @@ class GatedMlpWork final : public RoutedWork {
   bool partitioned() const override;
   // By experts; or tensor parallel: each device has some columns of gate and of up and the same
   // rows of down, and the partial sums of a token are added in the order of the devices.
-  // What enters down by one scale of a token comes from all devices before it is rounded.
+  // Rows that enter down by one scale of a token come from all devices before they are rounded.
   // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 

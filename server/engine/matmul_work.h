@@ -122,7 +122,7 @@ Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
 // `most`: the largest of them.
 std::vector<float> ComputeTokenScales(const Activations& activations, float most);
 
-// Of scales [rows, ceil(K / 128)] those of the columns of x that a part multiplies, which begins
+// From scales [rows, ceil(K / 128)] those of the columns of x that a part multiplies, which begins
 // with a block.
 std::vector<float> CopyBlockScales(absl::Span<const float> scales, int64_t rows,
                                    const model::PlacedWeight& weight, const model::WeightPart& of);

@@ -442,7 +442,7 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kExpertActivations, kFloatingMask));
   QuantizationFields in = QuantizationOf(request), middle = in;
   middle.activations = v1::FP32;
-  // Of E4M3 activations the field says how what enters down is rounded.
+  // With E4M3 activations the field says how the input of down is rounded.
   if (in.activations == v1::FP8_E4M3) in.how = v1::ACTIVATIONS_AS_SENT;
   AWQD_RETURN_IF_ERROR(CheckQuantization(in, request.has_activation_scales()));
   AWQD_RETURN_IF_ERROR(

@@ -14,8 +14,8 @@
 
 namespace awqd::cuda {
 
-// Entries of a codebook as a kernel has them in shared memory. Points of four elements are bytes.
-// Of eight, each element is a nibble: the number of its level.
+// Entries of a codebook as a kernel has them in shared memory. Points of four elements are bytes. In
+// points of eight each element is a nibble: the number of its level.
 template <VectorCode kCode>
 constexpr auto MakeEntries() {
   constexpr auto kBook = MakeCodebook<kCode>();
@@ -49,7 +49,7 @@ __device__ __forceinline__ void FillEntries(uint32_t* shared) {
   }
 }
 
-// What the integers of a block are multiplied by, over d.
+// The factor of a block's integers beside d.
 template <VectorCode kCode>
 constexpr float kUnit = kCode == VectorCode::kIq3S     ? 1.0f
                         : kCode == VectorCode::kIq3Xxs ? 0.25f

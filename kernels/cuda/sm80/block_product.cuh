@@ -51,7 +51,7 @@ constexpr int kEight = 8;                                  // tokens of a matrix
 // Tokens of a launch, whose partial sums are in memory at a time.
 constexpr int64_t kTokensOfLaunch = 256;
 
-// What is the same for all decoders.
+// The parameters that all decoders share.
 struct ProductShape {
   // [count], or null: one for every tile of rows of `whole`.
   const GroupedTile* tiles;
@@ -199,7 +199,7 @@ struct TokenRows {
 };
 
 // Fills `tokens` and, of BF16, `factors` with a part of a tile's tokens, one for each warp at a time.
-// What is beyond the last token stays as it is: its sums are never stored.
+// Places beyond the last token stay as they are: their sums are never stored.
 template <class Decoder, int kEights>
 __device__ __forceinline__ void FillPart(const TokenRows& rows, bool bf16, const GroupedTile& tile,
                                          uint4* tokens, float* factors) {
@@ -466,7 +466,7 @@ class Product {
     }
   }
 
-  // Of partials.
+  // Strides of the partials.
   __device__ __forceinline__ int64_t Columns() const { return (p_.n + 3) / 4 * 4; }
   __device__ __forceinline__ int64_t SegmentStride() const {
     return p_.whole.end_token * Columns();

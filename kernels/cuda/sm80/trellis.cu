@@ -276,7 +276,7 @@ struct TrellisDecoder {
   static __device__ __forceinline__ void Copy(const Weight& w, const uint8_t* records,
                                               const ProductShape& shape, int block, int group,
                                               uint32_t to) {
-    // Of each 16 rows, 32 columns: 64 * bits bytes.
+    // 32 columns of each 16 rows: 64 * bits bytes.
     const int chunks = kWarpTiles * TileBytes(w) / 16;
     const int rows = static_cast<int>(min(int64_t{kSteps}, shape.k / 16 - int64_t{block} * kSteps));
     const uint8_t* const from = records + int64_t{block} * kSteps * w.row_bytes +
