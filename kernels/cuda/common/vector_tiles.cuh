@@ -14,8 +14,8 @@
 
 namespace awqd::cuda {
 
-// Entries of a codebook as a kernel has them in shared memory. Points of four elements are bytes. In
-// points of eight each element is a nibble: the number of its level.
+// Entries of a codebook as a kernel has them in shared memory: the bytes of four elements, or eight
+// nibbles, each the number of an element's level.
 template <VectorCode kCode>
 constexpr auto MakeEntries() {
   constexpr auto kBook = MakeCodebook<kCode>();
