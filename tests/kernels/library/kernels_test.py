@@ -18,7 +18,8 @@ def without_file(name):
 
 
 def run(*command, text=None):
-    return subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout
+    """Standard output. Constants that are no text are among the strings of an object."""
+    return subprocess.run(command, input=text, check=True, capture_output=True, text=True, errors="replace").stdout
 
 
 def kernels():
