@@ -1,141 +1,349 @@
 #!/usr/bin/env python3
-"""Times generation by a model of transformers whose linears come from awqd, beside its dense self.
+"""Times greedy generation by a model of transformers whose linears come from awqd, beside the dense model and others.
 
-usage: generate.py --build DIR [--model llama-8b] [--device cuda:0] [--ways dense,process,ring,rpc] [--batches 1,8,64]
-                   [--tokens 64] [--json FILE]
+usage: generate.py --bin DIR [--model llama|qwen3-moe] [--tiny] [--layers N] [--device cuda:0] [--batches 1 8 64]
+                   [--tokens 64] [--ways torch humming rpc ring lease] [--processes 3] [--models DIR] [--out FILE] [--svg FILE]
 
-The model has the shape that --model names and random weights. It is saved dense, quantised by `awqctl quantize` and served.
-Each way generates the same tokens from the same prompts; the logits of all ways but dense must have the same bits. Needs
-PyTorch, transformers and the Python package awqd.
+The model has the shapes of Llama 3 8B or Qwen3 30B-A3B and seeded random weights. `awqctl quantize` quantises it (AWQ, 4 bits,
+groups of 128), into --models for the next run too, and a server lends it. Then each way generates in a process of its own:
+
+torch      dense FP16 weights, those that the server decodes
+humming    the package humming-kernels, on a GPU, without experts
+rpc, ring  the server: messages over a UNIX socket; its ring, and messages for what a ring does not take
+lease      this process by libawqd, with the server's weights
+
+Logits of rpc, ring and lease must have the same bits in the first and the last step, or the script ends with 1. `difference`
+is the largest of the first step's logits to torch's, `same` the share of tokens that are torch's. Memory is without what a
+process shares: on a CPU it is resident memory; on a GPU what the device has less than before, so nothing else may run there.
+--processes starts so many that lease the model; `beyond` is memory beyond that of a process whose linears are zeros.
+
+stdout gets tables, --out JSON lines, --svg bars of tokens a second. DIR has awqd and awqctl; libawqd is there, where a build
+or an installation has it, in LIBAWQD or in awqd-torch. Needs PyTorch, transformers and the Python package awqd.
 """
+from __future__ import annotations
+
 import argparse
-import gc
+import contextlib
+import dataclasses
+import hashlib
+import html
+import importlib.util
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import transformers
 
-SHAPES = {
-    "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-                 "num_key_value_heads": 8, "vocab_size": 128256},
-    "llama-tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
-                   "num_key_value_heads": 4, "vocab_size": 512},
-}
+import gpu_report
+import pairs
+import random_model
+
+Row = dict[str, Any]
+
+WAYS = {"torch": "#888", "humming": "#36c", "rpc": "#c44", "ring": "#e80", "lease": "#0b6"}  # and their colours
+SAME = ("rpc", "ring", "lease")
 PROMPT = 32  # tokens
+# Of the tables: a heading, a row's key and how its value is written.
+TIMES = {"batch": ("batch", ""), "first token, ms": ("first_token_ms", ".1f"), "tokens/s": ("tokens_per_s", ".1f"),
+         "memory, MiB": ("memory_mib", ".0f")}
+TO_TORCH = {"difference": ("difference", ".2g"), "same": ("same", ".2f")}
 
 
-def make_models(folder, shape, build):
-    """The dense folder and the quantised one, in FP16."""
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(**SHAPES[shape], dtype="float16", eos_token_id=None, bos_token_id=None)
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config).half()
-    model = model.to_empty(device="cpu")
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data.fill_(1)
+@dataclasses.dataclass
+class Job:
+    """What a process generates with."""
+
+    way: str  # "none": quantised linears without weights
+    config: Any
+    folder: pathlib.Path  # of the quantised model
+    address: str
+    ring: str
+    lend: str
+    device: str
+    batches: Sequence[int]
+    tokens: int
+
+
+class Nothing:
+    """A source without weights: products are zeros."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        self.shapes = shapes
+
+    def linears(self) -> Mapping[str, tuple[int, int]]:
+        return self.shapes
+
+    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(len(x), self.shapes[linear][1])
+
+    def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
+        return self.matmul(down, x)
+
+    def experts(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor, expert_ids: torch.Tensor,
+                router_weights: torch.Tensor) -> torch.Tensor:
+        return self.matmul(down.replace("*", "0"), x)
+
+
+class Humming(Nothing):
+    """Linears by the package humming, from the same codes."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], folder: pathlib.Path, device: str) -> None:
+        from humming.layer import HummingLayer
+        super().__init__(shapes)
+        files, self.layers, self.device = random_model.reader(folder), {}, device
+        for linear, (k, n) in shapes.items():
+            layer = self.layers[linear] = HummingLayer(shape_n=n, shape_k=k, torch_dtype=torch.float16, weight_config={
+                "quant_method": "awq", "bits": 4, "group_size": random_model.GROUP, "zero_point": True})
+            names = {suffix: f"{linear}.{suffix}" for suffix in ("qweight", "qzeros", "scales")}
+            layer.load_from_tensors({suffix: files[name].get_tensor(name) for suffix, name in names.items()})
+            layer.to(device).transform()
+
+    def matmul(self, linear: str, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers[linear](inputs=x.to(self.device))  # replace() tries a gated MLP on the CPU
+        return y.to(x.device)
+
+    def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
+        return self.matmul(down, torch.nn.functional.silu(self.matmul(gate, x)) * self.matmul(up, x))
+
+
+def open_dense(job: Job, client: Any) -> Any:
+    """A model with the weights that the server decodes, and the others of its folder."""
+    with torch.device(job.device):
+        model = transformers.AutoModelForCausalLM.from_config(job.config, dtype=torch.float16)
+    parameters, files = dict(model.named_parameters()), random_model.reader(job.folder)
+    for name in files.keys() & parameters.keys():
+        parameters[name].copy_(files[name].get_tensor(name))
+    for weight in client.get_model(pairs.MODEL).weights:
+        expert = re.fullmatch(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj", weight.path)
+        if not expert:
+            place = parameters[f"{weight.path}.weight"]
+        elif expert[3] == "down":
+            place = parameters[f"{expert[1]}.down_proj"][int(expert[2])]
         else:
-            parameter.data.normal_(0, 0.02)
-    model.save_pretrained(folder / "dense")
-    subprocess.run([build / "bin/awqctl", "quantize", folder / "dense", "-o", folder / "awq"], check=True,
-                   stdout=subprocess.DEVNULL)
-    return folder / "dense", folder / "awq"
+            place = parameters[f"{expert[1]}.gate_up_proj"][int(expert[2])].chunk(2)[expert[3] == "up"]
+        place.copy_(client.dequantize(pairs.MODEL, weight.path, dtype=torch.float16).T)
+    return model
 
 
-class Server:
-    """awqd with the quantised folder."""
-
-    def __init__(self, build, folder, device):
-        self.ring = str(folder.parent / "ring.sock")
-        self.log = open(folder.parent / "awqd.log", "w+", encoding="utf-8")
-        self.process = subprocess.Popen(
-            [build / "bin/awqd", "--address=127.0.0.1:0", f"--model=llama={folder}", f"--device={device}",
-             f"--ring_path={self.ring}"], stdout=self.log, stderr=self.log)
-
-    def __enter__(self):
-        while True:
-            text = pathlib.Path(self.log.name).read_text(encoding="utf-8", errors="replace")
-            found = re.search(r"listening on (127\.0\.0\.1:\d+)", text)
-            if found:
-                self.address = found.group(1)
-                return self
-            if self.process.poll() is not None:
-                sys.exit(text)
-            time.sleep(0.1)
-
-    def __exit__(self, *unused):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-        self.log.close()
-
-
-def open_model(way, dense, quantised, server, device):
-    if way == "dense":
-        model = transformers.LlamaForCausalLM.from_pretrained(dense, dtype=torch.float16)
-        return model.to(device)
+def open_model(job: Job) -> Any:
     import awqd.torch
-    if way == "process":
-        return awqd.torch.from_pretrained(quantised, device=device, dtype=torch.float16)
-    client = awqd.Client(server.address, ring=server.ring if way == "ring" else False, timeout=600)
-    return awqd.torch.from_pretrained(quantised, client, name="llama", dtype=torch.float16).to(device)
+    client = awqd.Client(job.address, ring=job.ring if job.way == "ring" else False, timeout=600)
+    if job.way == "torch":
+        return open_dense(job, client)
+    source: Any = client
+    if job.way == "lease":
+        source = awqd.torch.Leased(job.lend, pairs.MODEL, job.device)
+    elif job.way in ("humming", "none"):
+        shapes = {weight.path: (weight.k, weight.n) for weight in client.get_model(pairs.MODEL).weights}
+        source = Nothing(shapes) if job.way == "none" else Humming(shapes, job.folder, job.device)
+    # Without device_map, for which transformers wants the package accelerate.
+    return awqd.torch.from_pretrained(job.folder, source, name=pairs.MODEL, dtype=torch.float16).to(job.device)
 
 
-def measure(model, device, batch, tokens):
-    """Seconds to the first token, and tokens a second of the rest."""
-    prompt = torch.arange(batch * PROMPT).reshape(batch, PROMPT).to(device) % model.config.vocab_size
-
-    def run(count):
-        begin = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False, pad_token_id=0)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    run(2)
-    first = min(run(1) for _ in range(3))
-    return first, batch * (tokens - 1) / (run(tokens) - first)
+def generate(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[list[float], list[torch.Tensor], torch.Tensor]:
+    """Seconds to the first token and to the last, the logits of both steps, and the tokens [batch, tokens]."""
+    begin, cache, ids, times, kept, chosen = time.perf_counter(), None, prompt, [], [], []
+    for step in range(tokens):
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits = out.past_key_values, out.logits[:, -1]
+        ids = logits.argmax(-1, keepdim=True)
+        chosen.append(ids)
+        if step in (0, tokens - 1):
+            kept.append(logits.cpu())  # waits for the device
+            times.append(time.perf_counter() - begin)
+    return times, kept, torch.cat(chosen, 1).cpu()
 
 
-def main():
+def work(pipe: Any, job: Job) -> None:
+    """The process of a way: sends a row for each batch, and goes on when it is told to."""
+    transformers.utils.logging.disable_progress_bar()
+    with torch.no_grad():
+        model = open_model(job).eval()
+        for batch in job.batches:
+            prompt = torch.arange(batch * PROMPT, device=job.device).reshape(batch, PROMPT) % job.config.vocab_size
+            generate(model, prompt, 2)
+            first = min(generate(model, prompt, 1)[0][0] for _ in range(3))
+            times, logits, chosen = generate(model, prompt, job.tokens)
+            pipe.send({"way": job.way, "batch": batch, "first_token_ms": 1e3 * min(first, times[0]),
+                       "tokens_per_s": batch * (job.tokens - 1) / (times[1] - times[0]),
+                       "logits": [step.numpy() for step in logits], "tokens": chosen.numpy()})
+            pipe.recv()
+
+
+class Worker:
+    """A process that generates, and what memory it takes."""
+
+    def __init__(self, job: Job) -> None:
+        self.way, self.device, self.before = job.way, torch.device(job.device), 0.0
+        context = multiprocessing.get_context("spawn")
+        self.pipe, self.other = context.Pipe()
+        self.process = context.Process(target=work, args=(self.other, job))
+
+    def __enter__(self) -> Worker:
+        if self.device.type == "cuda":
+            self.before = self.memory_mib()
+        self.process.start()
+        self.other.close()
+        return self
+
+    def __exit__(self, kind: Any, *unused: object) -> None:
+        if kind is not None:
+            self.process.kill()
+        self.process.join()
+
+    def memory_mib(self) -> float:
+        """Beside what it shares."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return float(total - free) / 2**20 - self.before
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        kib = {name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB", status, re.MULTILINE)}
+        return (kib["VmRSS"] - kib["RssShmem"]) / 1024
+
+    def row(self) -> Row:
+        """The next one, after which the process waits for a message."""
+        try:
+            row: Row = self.pipe.recv()
+        except EOFError:
+            sys.exit(f"{self.way}: the process ended")  # and has said why
+        row["memory_mib"] = self.memory_mib()
+        for place, logits in zip(("first", "last"), row["logits"]):
+            row[f"{place}_sha256"] = hashlib.sha256(logits.tobytes()).hexdigest()
+        return row
+
+
+def compare(row: Row, others: Sequence[Row]) -> None:
+    """Adds the distance to torch. Ends where bits differ that must not."""
+    for other in others:
+        if row["batch"] != other["batch"]:
+            continue
+        for key in ("first_sha256", "last_sha256"):
+            if row["way"] in SAME and other["way"] in SAME and row[key] != other[key]:
+                sys.exit(f"batch {row['batch']}: logits of the {key[:-7]} step: {row['way']} has other bits than {other['way']}")
+        if other["way"] == "torch":
+            row["difference"] = float(abs(row["logits"][0].astype("f4") - other["logits"][0].astype("f4")).max())
+            row["same"] = float((row["tokens"] == other["tokens"]).mean())
+
+
+def lease_by_several(job: Job, count: int) -> Iterator[Row]:
+    """Rows of processes that hold the same copy at once."""
+    few = dataclasses.replace(job, way="none", batches=job.batches[:1])
+    with Worker(few) as alone:
+        without = alone.row()["memory_mib"]
+        alone.pipe.send(None)
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for number in range(1, count + 1):
+            workers.append(stack.enter_context(Worker(dataclasses.replace(few, way="lease"))))
+            row = workers[-1].row()
+            yield {**row, "process": number, "beyond_mib": row["memory_mib"] - without}
+        for each in workers:
+            each.pipe.send(None)
+
+
+def bars(rows: Sequence[Row], title: str) -> str:
+    """Tokens a second as SVG; each batch has its own scale."""
+    out, y = [f'<text x="14" y="22" font-size="14" font-weight="bold">{html.escape(title)}: tokens a second</text>'], 34
+    for batch, group in itertools.groupby(sorted(rows, key=lambda row: int(row["batch"])), lambda row: int(row["batch"])):
+        rates = {row["way"]: float(row["tokens_per_s"]) for row in group}
+        out.append(f'<text x="14" y="{y + 14}" font-weight="bold">batch {batch}</text>')
+        for way, rate in rates.items():
+            y, width = y + 18, 400 * rate / max(rates.values())
+            out.append(f'<text x="80" y="{y + 14}" text-anchor="end">{way}</text><rect x="88" y="{y + 2}" width="{width:.1f}" '
+                       f'height="14" fill="{WAYS[way]}"/><text x="{94 + width:.1f}" y="{y + 14}">{rate:,.1f}</text>')
+        y += 26
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 580 {y}" width="580" height="{y}" font-family="sans-serif"'
+    return "\n".join([f'{head} font-size="12">', f'<rect width="580" height="{y}" fill="white"/>', *out, "</svg>\n"])
+
+
+def table(rows: Sequence[Row], columns: Mapping[str, tuple[str, str]]) -> str:
+    return str(gpu_report.table(list(columns), [
+        [format(row[key], how) if key in row else "" for key, how in columns.values()] for row in rows]))
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("--model", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--model", choices=random_model.SHAPES, default="llama")
+    parser.add_argument("--tiny", action="store_true", help="the same family with 2 layers of 256")
+    parser.add_argument("--layers", type=int, help="instead of as many as the model has")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--ways", default="dense,process,ring,rpc")
-    parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--tokens", type=int, default=64, help="of each sequence, at least 2")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--processes", type=int, default=0)
+    for name in ("--models", "--out", "--svg"):
+        parser.add_argument(name, type=pathlib.Path)
     options = parser.parse_args()
-    build, device = options.build.resolve(), torch.device(options.device)
-    os.environ.setdefault("LIBAWQD", str(build / "kernels/library/libawqd.so"))
+    if options.tokens < 2:
+        parser.error(f"--tokens: got {options.tokens}, expected 2 or more")
+    return options
 
-    rows, logits = [], None
-    with tempfile.TemporaryDirectory() as work:
-        dense, quantised = make_models(pathlib.Path(work), options.model, build)
-        with Server(build, quantised, options.device) as server, torch.no_grad():
-            for way in options.ways.split(","):
-                model = open_model(way, dense, quantised, server, device).eval()
-                if way != "dense":
-                    got = model(torch.arange(PROMPT, device=device)[None]).logits.cpu()
-                    if logits is not None and not torch.equal(got, logits):
-                        sys.exit(f"{way}: the logits have other bits than those of the ways before")
-                    logits = got
-                for batch in map(int, options.batches.split(",")):
-                    first, rate = measure(model, device, batch, options.tokens)
-                    rows.append({"way": way, "batch": batch, "first_token_ms": 1e3 * first, "tokens_per_s": rate})
-                    print(f"{way:8} batch {batch:3}  first token {1e3 * first:8.1f} ms  {rate:9.1f} tokens/s", flush=True)
-                del model
-                gc.collect()
-    if options.json:
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+def missing(way: str, options: argparse.Namespace) -> str | None:
+    """Why a way cannot be measured."""
+    if way == "humming" and not (options.device.startswith("cuda") and importlib.util.find_spec("humming")):
+        return "not here"
+    return "has no experts" if way == "humming" and options.model == "qwen3-moe" else None
+
+
+def measure(job: Job, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """A row for each way and batch; one for each process that leases."""
+    rows: list[Row] = []
+    for way in options.ways:
+        if reason := missing(way, options):
+            print(f"{way}: {reason}", file=sys.stderr)
+            continue
+        with Worker(dataclasses.replace(job, way=way)) as process:
+            for _ in job.batches:
+                rows.append(process.row())
+                compare(rows[-1], rows)
+                process.pipe.send(None)
+    leases = list(lease_by_several(job, options.processes)) if options.processes else []
+    for row in leases:
+        compare(row, rows)
+    return rows, leases
+
+
+def main() -> None:
+    options = parse()
+    binaries = options.bin.resolve()
+    for place in ("libawqd.so.1", "../lib/libawqd.so.1", "../kernels/library/libawqd.so.1"):
+        if (binaries / place).exists():
+            os.environ.setdefault("LIBAWQD", str((binaries / place).resolve()))
+    config = random_model.config_of(options.model, options.tiny, options.layers)
+    name = f"{options.model}{'-tiny' if options.tiny else ''}-{config.num_hidden_layers}"
+    with tempfile.TemporaryDirectory(prefix="awqd-") as made:
+        work_folder = pathlib.Path(made)
+        folder, lend = (options.models or work_folder).resolve() / name, f"{made}/lend.sock"
+        random_model.make(binaries, config, folder, options.device)
+        (work_folder / "models").mkdir()
+        flags = [f"--lend={lend}", f"--model={pairs.MODEL}={folder}"]
+        server = pairs.Server(binaries, work_folder, "server", flags, options.device)
+        try:
+            rows, leases = measure(Job("", config, folder, server.address, server.ring, lend, options.device, options.batches,
+                                       options.tokens), options)
+        finally:
+            server.stop()
+    print(table(rows, {"way": ("way", ""), **TIMES, **TO_TORCH}))
+    if leases:
+        print(table(leases, {"process": ("process", ""), **TIMES, "beyond, MiB": ("beyond_mib", ".1f")}))
+    if options.out:
+        with options.out.open("w", encoding="utf-8") as file:
+            for row in [*rows, *leases]:
+                del row["logits"], row["tokens"]
+                print(json.dumps({"model": name, "device": options.device, **row}), file=file)
+    if options.svg:
+        options.svg.write_text(bars(rows, name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ WIDE, SMALL = "8192x8", "384x384"
 class Server:
     """awqd, until it is stopped."""
 
-    def __init__(self, build, folder, name, flags, device="cpu"):
-        self.bin, self.log = build / "bin", folder / f"{name}.log"
+    def __init__(self, binaries, folder, name, flags, device="cpu"):
+        self.bin, self.log = binaries, folder / f"{name}.log"
         self.address, self.ring, self.port = f"unix:{folder}/{name}", f"{folder}/{name}.ring", folder / f"{name}.port"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen([self.bin / "awqd", f"--address={self.address},127.0.0.1:0", f"--port_file={self.port}",
@@ -106,8 +106,8 @@ def requests_of(weight, tokens, callers):
     return ["--weight", f"{MODEL}/{weight}", "--tokens", tokens, "--concurrency", callers]
 
 
-def protocols(build, folder, args):
-    server = Server(build, folder, "server", ["--log_level=warning"])
+def protocols(binaries, folder, args):
+    server = Server(binaries, folder, "server", ["--log_level=warning"])
     print("| request | ModelInfer, requests/s | QuantizedMatmul | ratio | processor time | QuantizedMatmul's |\n|---|---|---|---|---|---|")
     met = True
     for size, tokens, requests in (("16 KiB", 1, 4000), ("1 MiB", 64, 400)):
@@ -128,9 +128,9 @@ def port_of_metrics(log):
     sys.exit(log.read_text(errors="replace"))
 
 
-def watched(build, folder, args):
-    plain = Server(build, folder, "plain", ["--access_log=off"])
-    seen = Server(build, folder, "seen", ["--metrics_address=127.0.0.1:0", "--log_format=json",
+def watched(binaries, folder, args):
+    plain = Server(binaries, folder, "plain", ["--access_log=off"])
+    seen = Server(binaries, folder, "seen", ["--metrics_address=127.0.0.1:0", "--log_format=json",
                                           f"--trace_file={folder / 'traces'}"])
     scraper = Scraper(port_of_metrics(seen.log))
     scraper.start()
@@ -162,7 +162,7 @@ def main():
         folder = pathlib.Path(name)
         subprocess.run([sys.executable, HERE / "make_checkpoint.py", folder / "models" / MODEL,
                         *(f"{shape}={shape}" for shape in (WIDE, SMALL))], check=True)
-        met = modes[args.what](args.build, folder, args)
+        met = modes[args.what](args.build / "bin", folder, args)
     print("met" if met else "missed")
     sys.exit(0 if met else 1)
 

@@ -77,7 +77,7 @@ def main():
         folder = pathlib.Path(name)
         subprocess.run([sys.executable, pairs.HERE / "make_checkpoint.py", folder / "models" / pairs.MODEL,
                         f"{args.shape}={args.shape}"], check=True)
-        server = pairs.Server(args.build, folder, "server", ["--log_level=warning", "--shared_memory_prefix=awqctl-"], args.device)
+        server = pairs.Server(args.build / "bin", folder, "server", ["--log_level=warning", "--shared_memory_prefix=awqctl-"], args.device)
         try:
             for _ in range(args.rounds):
                 for tokens in map(int, args.tokens.split(",")):

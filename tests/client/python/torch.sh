@@ -25,4 +25,4 @@ LIBAWQD="$build/kernels/library/libawqd.so" "$venv/bin/python" -m build --wheel 
 "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --force-reinstall "$copy"/dist/*.whl >&2
 cd "$here"
 AWQD_BUILD="$build" PATH="$venv/bin:$PATH" VLLM_LOGGING_LEVEL=WARNING \
-  "$venv/bin/python" -m pytest -q -p no:cacheprovider torch_test.py vllm_test.py "$@"
+  "$venv/bin/python" -m pytest -q -p no:cacheprovider torch_test.py generate_test.py vllm_test.py "$@"
