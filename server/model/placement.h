@@ -60,8 +60,8 @@ struct Place {
 Place ChoosePlace(absl::string_view path, const Paths& paths, const LoadTarget& target);
 
 struct MemoryPlan {
-  // With more readers than cores a load from the page cache gains nothing. Eight fill the link of a
-  // GPU; more would wait for memory.
+  // With more readers than cores a load from the page cache gains nothing. More than eight were not
+  // measured.
   static constexpr int kMostReaders = 8;
   // More than two readers take no more memory together than this.
   static constexpr int64_t kMostWorkingBytes = int64_t{768} << 20;
