@@ -52,9 +52,10 @@ struct Layout {
   void (*moved_scales)(const HostWeight& weight, float* out) = nullptr;
 };
 
-extern const Layout kPlainLayout;  // plain.cc
-extern const Layout kK16Layout;    // k16.cc, with its numbers in k16.h
-extern const Layout kMma16Layout;  // mma16.cc, with its numbers in mma16.h
+extern const Layout kPlainLayout;    // plain.cc
+extern const Layout kK16Layout;      // k16.cc, with its numbers in k16.h
+extern const Layout kMma16Layout;    // mma16.cc, with its numbers in mma16.h
+extern const Layout kVectorsLayout;  // vectors.cc, with its numbers in vectors.h
 
 // Every layout, in a fixed order. Round-trip tests walk this.
 absl::Span<const Layout* const> AllLayouts();

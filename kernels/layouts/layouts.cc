@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "kernels/layouts/layout.h"
-#include "kernels/layouts/vectors.h"
 
 namespace awqd {
 namespace {

@@ -7,11 +7,7 @@
 #include "kernels/base/vector_codes.h"
 #include "kernels/layouts/layout.h"
 
-namespace awqd {
-
-extern const Layout kVectorsLayout;  // vectors.cc
-
-namespace vectors {
+namespace awqd::vectors {
 
 inline constexpr int kTileColumns = 16;    // out features of a tile, which has one block of each
 inline constexpr int kRecordColumns = 64;  // out features of four tiles, which lie together
@@ -49,5 +45,4 @@ constexpr int TileBytes(VectorCode code) { return kTileColumns * VectorBlockByte
 
 constexpr int64_t Records(int64_t n) { return CeilDiv(n, kRecordColumns); }
 
-}  // namespace vectors
-}  // namespace awqd
+}  // namespace awqd::vectors

@@ -175,7 +175,7 @@ TEST_P(GroupedTest, MatchesTheDefinition) {
 // With vector codes 16 tokens of so many elements do not fit shared memory.
 TEST_P(GroupedTest, LongTokensAreReadInParts) {
   if (ParseScheme(std::get<1>(GetParam())).value().code != CodeKind::kVector) {
-    GTEST_SKIP() << "reads all tokens in parts";
+    GTEST_SKIP() << "no vector codes";
   }
   k_ = 33 * kVectorBlock;
   MakeExperts(2);

@@ -17,9 +17,9 @@
 //   kFinishes                       whether sums become y; else they stay in ProductParams::partials
 //   TableBytes(), CopyBytes(w)      of shared memory: tables of a thread block; a warp's copy
 //   FillTable(table)                the block synchronises afterwards
-//   Copy(w, records, shape, block, group, to)   begins to copy a block of 32 columns, for one warp
+//   Copy(w, records, params, block, group, to)  begins to copy a block of 32 columns, for one warp
 //   StoreChunk<kEights>(tokens, token, block, v)  stores a lane's eight elements of a token
-//   Add<kEights>(w, table, staged, tokens, rows, release, sums, units)  adds a block's products; calls
+//   Add<kEights>(w, table, copy, tokens, rows, release, sums, scales)  adds a block's products; calls
 //                                   release() when it no longer needs the copy; `rows` of K there are
 // Device code, and the host's choices.
 #pragma once
@@ -52,7 +52,7 @@ constexpr int kEight = 8;                                  // tokens of a matrix
 constexpr int64_t kTokensOfLaunch = 256;
 
 // The parameters that all decoders share.
-struct ProductShape {
+struct CommonParams {
   // [count], or null: one for every tile of rows of `whole`.
   const GroupedTile* tiles;
   GroupedTile whole;
@@ -80,7 +80,7 @@ struct ProductShape {
 };
 
 template <class Decoder>
-struct ProductParams : ProductShape {
+struct ProductParams : CommonParams {
   typename Decoder::Weight weight;
 };
 
@@ -97,7 +97,7 @@ struct Step {
 // so blocks take units in turn.
 class Units {
  public:
-  __device__ __forceinline__ explicit Units(const ProductShape& p) : p_(p) {
+  __device__ __forceinline__ explicit Units(const CommonParams& p) : p_(p) {
     const int all = p.count * p.segments * p.column_units, blocks = gridDim.x;
     const bool grouped = p.tiles != nullptr;
     step_ = grouped ? blocks : 1;
@@ -130,7 +130,7 @@ class Units {
   }
 
  private:
-  const ProductShape& p_;
+  const CommonParams& p_;
   int next_, end_, step_;
 };
 
@@ -143,9 +143,9 @@ struct Memory {
   static constexpr int kTokens = kEight * kEights;
   static constexpr int kTokensBytes = kTokens * kPartRows * 2;
 
-  int groups, table_bytes, staged_bytes;
+  int groups, table_bytes, copy_bytes;
 
-  __host__ __device__ int Sums() const { return table_bytes + groups * kPartBlocks * staged_bytes; }
+  __host__ __device__ int Sums() const { return table_bytes + groups * kPartBlocks * copy_bytes; }
   // The padding keeps the lanes that store at a time in banks of their own.
   __host__ __device__ int SumsStride() const { return groups * kGroupColumns + 4; }
   __host__ __device__ int Tokens() const {
@@ -320,7 +320,7 @@ class Product {
   static constexpr int kTokens = M::kTokens;
 
   __device__ __forceinline__ uint8_t* copy() {
-    return shared_ + memory_.table_bytes + threadIdx.x / 32 * memory_.staged_bytes;
+    return shared_ + memory_.table_bytes + threadIdx.x / 32 * memory_.copy_bytes;
   }
   __device__ __forceinline__ float* sums_of_warps() {
     return reinterpret_cast<float*>(shared_ + memory_.Sums());
@@ -519,11 +519,11 @@ struct BlockPlan {
   int groups = kMostGroups;
   int kept = 1;
   int parts = 1, segments = 1;
-  int table_bytes = 0, staged_bytes = 0;
+  int table_bytes = 0, copy_bytes = 0;
 
   int Bytes() const {
-    return eights == 1 ? Memory<1>{groups, table_bytes, staged_bytes}.Bytes(kept)
-                       : Memory<2>{groups, table_bytes, staged_bytes}.Bytes(kept);
+    return eights == 1 ? Memory<1>{groups, table_bytes, copy_bytes}.Bytes(kept)
+                       : Memory<2>{groups, table_bytes, copy_bytes}.Bytes(kept);
   }
   int Tokens() const { return kEight * eights; }
 };
@@ -552,7 +552,7 @@ inline int SegmentsOf(const WeightShape& shape, const DeviceInfo& device) {
                                  : static_cast<int>(CeilDiv(parts, PartsOfSegment(shape, device)));
 }
 
-// Bytes of ProductShape::partials for m tokens.
+// Bytes of CommonParams::partials for m tokens.
 inline int64_t PartialsBytes(const WeightShape& shape, int segments, int64_t m) {
   const int64_t columns = CeilDiv(shape.n, int64_t{4}) * 4;
   return segments * std::min(m, kTokensOfLaunch) * columns * int64_t{sizeof(float)};
@@ -560,13 +560,13 @@ inline int64_t PartialsBytes(const WeightShape& shape, int segments, int64_t m) 
 
 // The widest units and the largest tiles of tokens that fit, and as many parts of x beside them.
 inline BlockPlan PlanBlocks(const WeightShape& shape, const DeviceInfo& device, int64_t rows,
-                            int segments, int table_bytes, int staged_bytes) {
+                            int segments, int table_bytes, int copy_bytes) {
   const int limit = SharedLimit(device);
   BlockPlan plan = {.eights = rows <= kEight ? 1 : 2,
                     .parts = static_cast<int>(CeilDiv(shape.k, int64_t{kPartRows})),
                     .segments = segments,
                     .table_bytes = table_bytes,
-                    .staged_bytes = staged_bytes};
+                    .copy_bytes = copy_bytes};
   if (plan.Bytes() > limit) plan.eights = 1;
   if (plan.Bytes() > limit) plan.groups = 1;
   while (plan.kept < CeilDiv(plan.parts, plan.segments)) {
@@ -580,8 +580,8 @@ inline BlockPlan PlanBlocks(const WeightShape& shape, const DeviceInfo& device, 
 
 // The parameters of rows [first, first + rows) of a product. Args: MatmulArgs or GroupedArgs.
 template <typename Args>
-ProductShape ShapeOfRows(const Args& args, const WeightShape& shape, const BlockPlan& plan,
-                         int64_t first) {
+CommonParams ParamsOfRows(const Args& args, const WeightShape& shape, const BlockPlan& plan,
+                          int64_t first) {
   const int64_t stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
   return {.x = static_cast<const char*>(args.x.data) + first * stride * SizeOf(args.x.dtype),
           .bf16 = args.x.dtype == DType::kBf16,

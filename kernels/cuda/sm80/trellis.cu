@@ -274,7 +274,7 @@ struct TrellisDecoder {
   }
   static __device__ __forceinline__ void FillTable(uint8_t*) {}
   static __device__ __forceinline__ void Copy(const Weight& w, const uint8_t* records,
-                                              const ProductShape& shape, int block, int group,
+                                              const CommonParams& shape, int block, int group,
                                               uint32_t to) {
     // 32 columns of each 16 rows: 64 * bits bytes.
     const int chunks = kWarpTiles * TileBytes(w) / 16;
@@ -415,7 +415,7 @@ absl::Status TrellisMatmul(const MatmulArgs& args, StreamView stream) {
     const int64_t rows = std::min(kTokensOfLaunch, args.x.rows - first);
     const BlockPlan plan = PlanBlocks(shape, device, rows, segments, 0,
                                       TrellisDecoder<TrellisCode::k3Inst>::CopyBytes({bits, 0}));
-    ProductShape p = ShapeOfRows(args, shape, plan, first);
+    CommonParams p = ParamsOfRows(args, shape, plan, first);
     p.whole = {.records = weight.codes(), .end_token = static_cast<int32_t>(rows)};
     p.count = static_cast<int>(CeilDiv(rows, int64_t{plan.Tokens()}));
     p.partials = static_cast<float*>(args.workspace);

@@ -67,7 +67,7 @@ struct VectorDecoder {
     FillEntries<kCode>(reinterpret_cast<uint32_t*>(table));
   }
   static __device__ __forceinline__ void Copy(const Weight&, const uint8_t* records,
-                                              const ProductShape& shape, int block, int group,
+                                              const CommonParams& shape, int block, int group,
                                               uint32_t to) {
     const int64_t record = group / kOfRecord * int64_t{shape.blocks()} + block;
     const int64_t first = record * vectors::kRecordTiles + group % kOfRecord * kWarpTiles;
@@ -89,21 +89,21 @@ struct VectorDecoder {
 
   template <int kEights, class Release>
   static __device__ __forceinline__ void Add(const Weight&, const uint8_t* table,
-                                             const uint8_t* staged, const uint4* tokens, int,
+                                             const uint8_t* copy, const uint4* tokens, int,
                                              Release release, float (&sums)[kWarpTiles][kEights][4],
                                              float (&scales)[kWarpTiles][2]) {
     const auto* const entries = reinterpret_cast<const uint32_t*>(table);
     LaneWords<kCode> words[kWarpTiles];
     const auto load = [&](int round) {
 #pragma unroll
-      for (int i = 0; i < kWarpTiles; ++i) words[i].Load(staged + i * kTileBytes, round);
+      for (int i = 0; i < kWarpTiles; ++i) words[i].Load(copy + i * kTileBytes, round);
     };
     load(0);
     AddRound<kCode, kEights>(words, entries, tokens, sums);
     load(1);
     uint32_t factors[kWarpTiles];
 #pragma unroll
-    for (int i = 0; i < kWarpTiles; ++i) factors[i] = LoadFactors<kCode>(staged + i * kTileBytes);
+    for (int i = 0; i < kWarpTiles; ++i) factors[i] = LoadFactors<kCode>(copy + i * kTileBytes);
     release();
     AddRound<kCode, kEights>(words, entries, tokens + 4 * kEights * 32, sums);
 #pragma unroll
@@ -122,7 +122,7 @@ BlockPlan PlanOf(const DeviceWeight& weight, int64_t rows, int segments) {
   return plan;
 }
 
-absl::Status LaunchVectors(const ProductShape& shape, const BlockPlan& plan,
+absl::Status LaunchVectors(const CommonParams& shape, const BlockPlan& plan,
                            const DeviceWeight& weight, absl::string_view name, StreamView stream) {
   return ForVectorCode(weight.shape.scheme.vector, [&]<VectorCode kCode>() {
     return LaunchBlocks<VectorDecoder<kCode>>({shape, {}}, plan, weight.device->info(), name,
@@ -144,7 +144,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   for (int64_t first = 0; first < args.x.rows; first += kTokensOfLaunch) {
     const int64_t rows = std::min(kTokensOfLaunch, args.x.rows - first);
     const BlockPlan plan = PlanOf(weight, rows, SegmentsOf(weight.shape, device));
-    ProductShape p = ShapeOfRows(args, weight.shape, plan, first);
+    CommonParams p = ParamsOfRows(args, weight.shape, plan, first);
     p.whole = {.records = weight.codes(),
                .outer = weight.outer(),
                .bias = args.bias,
@@ -170,7 +170,7 @@ absl::Status Grouped(const GroupedArgs& args, StreamView stream) {
   const DeviceWeight& weight = *args.experts.front();
   AWQD_RETURN_IF_ERROR(UseDevice(weight.device->info().index));
   const BlockPlan plan = PlanOf(args);
-  ProductShape p = ShapeOfRows(args, weight.shape, plan, 0);
+  CommonParams p = ParamsOfRows(args, weight.shape, plan, 0);
   p.tiles = static_cast<const GroupedTile*>(args.table);
   p.count = static_cast<int>(GroupedTileCount(args, plan.Tokens()));
   return LaunchVectors(p, plan, weight, "sm80/vectors_grouped", stream);

@@ -392,20 +392,22 @@ constexpr int kMostSplits = 8;
 constexpr struct {
   int tokens;
   double alone, beside;
-} kRounds[] = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
+} kTileCosts[] = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
 
 // Blocks that run at a time.
 int64_t SlotsOf(const DeviceInfo& device, int tokens) {
   return int64_t{device.sm_count} * (tokens <= 64 ? Shape<64>::kBlocks : Shape<256>::kBlocks);
 }
-bool IsWorthwhile(int tokens, int64_t m) { return tokens == kRounds[0].tokens || tokens < 2 * m; }
+bool IsWorthwhile(int tokens, int64_t m) {
+  return tokens == kTileCosts[0].tokens || tokens < 2 * m;
+}
 
 VectorsPlan PlanOf(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const auto rounds = static_cast<int>(shape.k / kRoundK);
   const int64_t column_tiles = CeilDiv(shape.n, int64_t{kTileColumns});
   VectorsPlan best;
   double least = 0;
-  for (const auto& [tokens, alone, beside] : kRounds) {
+  for (const auto& [tokens, alone, beside] : kTileCosts) {
     if (!IsWorthwhile(tokens, m)) continue;
     const int64_t tiles = column_tiles * CeilDiv(m, int64_t{tokens});
     const int64_t slots = SlotsOf(device, tokens);
@@ -425,7 +427,7 @@ VectorsPlan PlanOf(const WeightShape& shape, const DeviceInfo& device, int64_t m
 // Room for the splits of every plan of up to m tokens.
 int64_t Workspace(const WeightShape&, const DeviceInfo& device, int64_t m) {
   int64_t bytes = 0;
-  for (const auto& round : kRounds) {
+  for (const auto& round : kTileCosts) {
     if (!IsWorthwhile(round.tokens, m)) continue;
     bytes = std::max(bytes, 2 * SlotsOf(device, round.tokens) * kTileColumns * round.tokens *
                                 int64_t{sizeof(float)});
