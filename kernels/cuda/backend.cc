@@ -17,6 +17,7 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::PersistentFloat8Row(),
       &cuda::PersistentGroupedRow(),
       &cuda::PersistentGroupedFloat8Row(),
+      &cuda::TrellisA16Row(),
       &cuda::VectorsA16Row(),
       // sm80/: every GPU from compute capability 7.5
       &cuda::QMatmulA16(),

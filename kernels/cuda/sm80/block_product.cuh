@@ -32,6 +32,7 @@
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/store.cuh"
 #include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/registry.h"
@@ -243,15 +244,6 @@ __device__ __forceinline__ void FillPart(const TokenRows& rows, bool bf16, const
 }
 
 // ---- the product --------------------------------------------------------------------------------
-
-__device__ __forceinline__ void StoreAs(DType type, void* data, int64_t at, float value) {
-  if (type == DType::kFp32) {
-    static_cast<float*>(data)[at] = value;
-  } else {
-    static_cast<uint16_t*>(data)[at] = static_cast<uint16_t>(
-        type == DType::kFp16 ? ToFp16x2(value, value) : ToBf16x2(value, value));
-  }
-}
 
 template <class Decoder, int kEights>
 class Product {

@@ -18,6 +18,7 @@ const KernelRow& PersistentA8ScaledRow();
 const KernelRow& PersistentFloat8Row();
 const KernelRow& PersistentGroupedRow();
 const KernelRow& PersistentGroupedFloat8Row();
+const KernelRow& TrellisA16Row();
 const KernelRow& VectorsA16Row();
 
 // ---- What the rows share ------------------------------------------------------------------------
