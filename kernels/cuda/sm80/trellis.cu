@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/common/trellis_tiles.cuh"
 #include "kernels/cuda/sm80/block_product.cuh"
 #include "kernels/cuda/sm80/rows.h"
