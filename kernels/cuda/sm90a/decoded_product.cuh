@@ -14,7 +14,7 @@
 //   TableBytes()                  of shared memory, for a table of the block
 //   FillTable(table)              the block synchronises afterwards
 //   BringStep(w, columns, step, to, barrier)  begins to copy a step of a tile, by one thread
-//   StepBytes(w)                  what that copies
+//   StepBytes(w, step)            what that copies
 //   a constructor of (w, table, columns)  for one warp: a quarter of a consumer's columns
 //   Load(round)                   begins to load what no copy brings
 //   Decode(round_at, step)        decodes what was loaded; step(i) waits for step i of the round and
@@ -59,7 +59,7 @@ struct DecodedParams {
   void* y;
   DType y_type;
   int64_t m, n;
-  int rounds;  // of K
+  int rounds;  // of K; past it tokens are zeros, and the decoder gives any numbers
   int column_tiles, token_tiles, splits;
   // Where splits > 1: [tiles, splits, a tile in the order of fragments], and words that are zero.
   float* partials;
@@ -140,12 +140,11 @@ template <class Decoder, int kTokens>
 __device__ __forceinline__ void BringSteps(const DecodedParams<Decoder>& p, uint32_t shared,
                                            const Work& work) {
   using S = Shape<Decoder, kTokens>;
-  const int bytes = S::kTokensBytes + Decoder::StepBytes(p.weight);
   WaitForEarlierKernels();
   Cursor<Decoder, kTokens> at;
   for (int step = work.first * 2; step < work.end * 2; ++step, at.Advance()) {
     BarrierWait(at.Empty(shared), at.parity ^ 1);
-    BarrierExpect(at.Full(shared), bytes);
+    BarrierExpect(at.Full(shared), S::kTokensBytes + Decoder::StepBytes(p.weight, step));
     TensorCopy(shared + at.At(), &p.x, step * kStepK, work.tokens * kTokens, at.Full(shared));
     Decoder::BringStep(p.weight, work.columns, step, shared + at.At() + S::kTokensBytes,
                        at.Full(shared));
@@ -366,7 +365,7 @@ inline bool IsWorthwhile(int tokens, int64_t m) { return tokens == 64 || tokens 
 
 inline DecodedPlan PlanOf(const TileCosts& costs, const WeightShape& shape,
                           const DeviceInfo& device, int64_t m) {
-  const auto rounds = static_cast<int>(shape.k / kRoundK);
+  const auto rounds = static_cast<int>(CeilDiv(shape.k, int64_t{kRoundK}));
   const int64_t column_tiles = CeilDiv(shape.n, int64_t{kTileColumns});
   DecodedPlan best;
   double least = 0;
@@ -413,7 +412,7 @@ absl::Status LaunchDecoded(const MatmulArgs& args, const typename Decoder::Weigh
       .y_type = args.y.dtype,
       .m = m,
       .n = weight.shape.n,
-      .rounds = static_cast<int>(weight.shape.k / kRoundK),
+      .rounds = static_cast<int>(CeilDiv(weight.shape.k, int64_t{kRoundK})),
       .column_tiles = static_cast<int>(CeilDiv(weight.shape.n, int64_t{kTileColumns})),
       .token_tiles = static_cast<int>(CeilDiv(m, int64_t{plan.tokens})),
       .splits = plan.splits,

@@ -22,7 +22,8 @@ class TrellisDecoder {
   struct Weight {
     const uint8_t* codes;
     int bits;
-    int64_t row_bytes;  // of 16 rows of W
+    int rows;           // of tiles, K / 16
+    int64_t row_bytes;  // of a row of tiles
   };
   static constexpr bool kBf16 = kDecodesToBf16;
   static constexpr int kStepBytes = kRowsOfStep * kTilesOfRow * 32 * 8;  // of 8 bits
@@ -30,15 +31,14 @@ class TrellisDecoder {
   static constexpr int Stages(int tokens) { return tokens == 64 ? 3 : tokens == 128 ? 6 : 4; }
   static constexpr int TableBytes() { return 0; }
   static __device__ __forceinline__ void FillTable(uint8_t*) {}
-  static __device__ __forceinline__ int StepBytes(const Weight& w) {
-    return kRowsOfStep * RowBytes(w);
+  static __device__ __forceinline__ int StepBytes(const Weight& w, int step) {
+    return RowsOf(w, step) * RowBytes(w);
   }
   static __device__ __forceinline__ void BringStep(const Weight& w, int columns, int step,
                                                    uint32_t to, uint32_t barrier) {
     const uint8_t* from =
         w.codes + int64_t{step} * kRowsOfStep * w.row_bytes + int64_t{columns} * RowBytes(w);
-#pragma unroll
-    for (int row = 0; row < kRowsOfStep; ++row, from += w.row_bytes, to += RowBytes(w)) {
+    for (int row = RowsOf(w, step); row > 0; --row, from += w.row_bytes, to += RowBytes(w)) {
       BulkCopy(to, from, RowBytes(w), barrier);
     }
   }
@@ -79,6 +79,10 @@ class TrellisDecoder {
   static __device__ __forceinline__ int RowBytes(const Weight& w) {
     return kTilesOfRow * 32 * w.bits;
   }
+  // Past K there are none. What shared memory holds in their place are codes of some numbers, too.
+  static __device__ __forceinline__ int RowsOf(const Weight& w, int step) {
+    return min(max(w.rows - step * kRowsOfStep, 0), kRowsOfStep);
+  }
 
   const LaneWindow window_;
   const int row_words_;  // of a step's row of tiles
@@ -100,7 +104,10 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   return ForTrellisCode(shape.scheme.trellis, [&]<TrellisCode kCode>() {
     const auto launch = [&]<bool kBf16>() {
       return LaunchDecoded<TrellisDecoder<kCode, kBf16>>(
-          args, {weight.codes(), bits, shape.n / kTrellisTile * 32 * bits}, plan, kName, stream);
+          args,
+          {weight.codes(), bits, static_cast<int>(shape.k / kTrellisTile),
+           shape.n / kTrellisTile * 32 * bits},
+          plan, kName, stream);
     };
     return args.x.dtype == DType::kBf16 ? launch.template operator()<true>()
                                         : launch.template operator()<false>();

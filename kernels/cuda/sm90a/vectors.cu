@@ -83,7 +83,7 @@ class VectorsDecoder {
   static __device__ __forceinline__ void FillTable(uint8_t* table) {
     FillEntries<kCode>(reinterpret_cast<uint32_t*>(table));
   }
-  static __device__ __forceinline__ int StepBytes(const Weight&) { return 0; }
+  static __device__ __forceinline__ int StepBytes(const Weight&, int) { return 0; }
   static __device__ __forceinline__ void BringStep(const Weight&, int, int, uint32_t, uint32_t) {}
   static __device__ __forceinline__ void Transform(float (&)[4]) {}
 
