@@ -91,18 +91,10 @@ absl::Status ForTrellisCode(TrellisCode code, Fn fn) {
   return fn.template operator()<TrellisCode::k3Inst>();
 }
 
-// Butterflies of distance 1, 2, 4, ..., 64 over v[i] of lane l as element 32 * i + l, and the scale:
-// the operations of TransformBlock (exact.h).
+// Butterflies of distance 1, 2, 4, ..., 64 over v[i] of lane l as element 4 l + i, and the scale: the
+// operations of TransformBlock (exact.h).
 __device__ __forceinline__ void TransformWarp(float (&v)[4]) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-#pragma unroll
-    for (float& own : v) {
-      const float other = __shfl_xor_sync(0xffffffffu, own, apart);
-      own = (lane & apart) != 0 ? __fsub_rn(other, own) : __fadd_rn(own, other);
-    }
-  }
 #pragma unroll
   for (int apart = 1; apart < 4; apart *= 2) {
 #pragma unroll
@@ -111,6 +103,14 @@ __device__ __forceinline__ void TransformWarp(float (&v)[4]) {
       const float a = v[i], b = v[i + apart];
       v[i] = __fadd_rn(a, b);
       v[i + apart] = __fsub_rn(a, b);
+    }
+  }
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+#pragma unroll
+    for (float& own : v) {
+      const float other = __shfl_xor_sync(0xffffffffu, own, apart);
+      own = (lane & apart) != 0 ? __fsub_rn(other, own) : __fadd_rn(own, other);
     }
   }
 #pragma unroll

@@ -264,30 +264,29 @@ struct TrellisResult {
   const float* bias;     // null: 0
   void* y;
   DType type;
+  bool aligned;  // y lies on a boundary of 16 bytes
 };
 
 // A warp has 128 columns of a token.
 __global__ __launch_bounds__(32) void TrellisResultKernel(TrellisResult p) {
-  const int lane = threadIdx.x;
-  const int64_t token = blockIdx.y, first = blockIdx.x * int64_t{kTrellisColumns} + lane;
+  const int64_t token = blockIdx.y;
+  const int64_t first = blockIdx.x * int64_t{kTrellisColumns} + 4 * threadIdx.x;
   WaitForEarlierKernels();
   LaunchDependents();
   float v[4] = {};
   for (int segment = 0; segment < p.segments; ++segment) {
-    const float* const sums = p.sums + (segment * p.tokens + token) * p.n + first;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] += sums[32 * i];
+    const float4 more =
+        *reinterpret_cast<const float4*>(p.sums + (segment * p.tokens + token) * p.n + first);
+    v[0] += more.x, v[1] += more.y, v[2] += more.z, v[3] += more.w;
   }
   TransformWarp(v);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int64_t col = first + 32 * i;
-    float sum = v[i];
-    if (p.outer != nullptr) sum *= p.outer[col];
-    if (p.x_scale != nullptr) sum *= p.x_scale[token];
-    if (p.bias != nullptr) sum += p.bias[col];
-    StoreAs(p.type, p.y, token * p.n + col, sum);
+    if (p.outer != nullptr) v[i] *= p.outer[first + i];
+    if (p.x_scale != nullptr) v[i] *= p.x_scale[token];
+    if (p.bias != nullptr) v[i] += p.bias[first + i];
   }
+  StoreFourAs(p.type, p.y, token * p.n + first, v, 4, p.aligned);
 }
 
 int64_t TrellisWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
@@ -314,8 +313,9 @@ absl::Status TrellisMatmul(const MatmulArgs& args, StreamView stream) {
       return LaunchBlocks<TrellisDecoder<kCode>>({p, {bits, shape.n / kTrellisTile * tile_bytes}},
                                                  plan, device, kName, stream);
     }));
-    const TrellisResult result = {p.partials, segments,  rows, shape.n, weight.outer(),
-                                  p.x_scale,  args.bias, p.y,  p.y_type};
+    const bool aligned = reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+    const TrellisResult result = {p.partials, segments,  rows, shape.n,  weight.outer(),
+                                  p.x_scale,  args.bias, p.y,  p.y_type, aligned};
     const LaunchConfig last{
         .grid = dim3(static_cast<unsigned>(shape.n / kTrellisColumns), static_cast<unsigned>(rows)),
         .block = 32,

@@ -20,7 +20,7 @@
 //   Decode(round_at, step)        decodes what was loaded; step(i) waits for step i of the round and
 //                                 returns its bytes in shared memory
 //   Transform(v)                  the operation on 128 columns of a token, of which lane l has
-//                                 v[i] = column 32 i + l
+//                                 v[i] = column 4 l + i
 // Device code, and the host's choices.
 #pragma once
 
@@ -58,6 +58,7 @@ struct DecodedParams {
   const float* bias;     // [n], null: 0
   void* y;
   DType y_type;
+  bool aligned;  // rows of y begin on boundaries of four elements
   int64_t m, n;
   int rounds;  // of K; past it tokens are zeros, and the decoder gives any numbers
   int column_tiles, token_tiles, splits;
@@ -281,28 +282,25 @@ __device__ __forceinline__ void StoreTile(const DecodedParams<Decoder>& p, const
     to[(i / 4 * 8 + i % 2) * kStride + i / 2 % 2 * 8] = sums[i];
   }
   NamedBarrier<kConsumerThreads>(1);
-  const int64_t first = int64_t{work.columns} * kTileColumns + lane;
+  const int64_t first = int64_t{work.columns} * kTileColumns + 4 * lane;
   float outer[4], bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const bool is = first + 32 * i < p.n;
-    outer[i] = is && p.outer != nullptr ? p.outer[first + 32 * i] : 1;
-    bias[i] = is && p.bias != nullptr ? p.bias[first + 32 * i] : 0;
+    const bool is = first + i < p.n;
+    outer[i] = is && p.outer != nullptr ? p.outer[first + i] : 1;
+    bias[i] = is && p.bias != nullptr ? p.bias[first + i] : 0;
   }
   const int64_t begin = int64_t{work.tokens} * kTokens;
   const auto tokens = static_cast<int>(min(int64_t{kTokens}, p.m - begin));
+#pragma unroll 4
   for (int token = warp; token < tokens; token += kConsumerThreads / 32) {
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = shared[token * kStride + 32 * i + lane];
+    const float4 four = *reinterpret_cast<const float4*>(shared + token * kStride + 4 * lane);
+    float v[4] = {four.x, four.y, four.z, four.w};
     Decoder::Transform(v);
     const float x_scale = p.x_scale == nullptr ? 1 : p.x_scale[begin + token];
-    const int64_t row_at = (begin + token) * p.n + first;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (first + 32 * i >= p.n) continue;
-      StoreAs(p.y_type, p.y, row_at + 32 * i, v[i] * outer[i] * x_scale + bias[i]);
-    }
+    for (int i = 0; i < 4; ++i) v[i] = v[i] * outer[i] * x_scale + bias[i];
+    StoreFourAs(p.y_type, p.y, (begin + token) * p.n + first, v, p.n - first, p.aligned);
   }
 }
 
@@ -410,6 +408,7 @@ absl::Status LaunchDecoded(const MatmulArgs& args, const typename Decoder::Weigh
       .bias = args.bias,
       .y = args.y.data,
       .y_type = args.y.dtype,
+      .aligned = reinterpret_cast<uintptr_t>(args.y.data) % 16 == 0 && weight.shape.n % 4 == 0,
       .m = m,
       .n = weight.shape.n,
       .rounds = static_cast<int>(CeilDiv(weight.shape.k, int64_t{kRoundK})),
