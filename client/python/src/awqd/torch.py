@@ -151,8 +151,8 @@ class Local:
         """
         stack = self._stack(experts)
         if x.device != self.place or x.dim() != 3 or len(x) != stack.experts or x.shape[2] != stack.k:
-            raise InvalidArgument(f"x: got {list(x.shape)} on {x.device}, expected [{stack.experts}, max_rows, {stack.k}] on {self.place}",
-                                  field="x")
+            raise InvalidArgument(f"x: got {list(x.shape)} on {x.device}, expected [{stack.experts}, max_rows, {stack.k}] on "
+                                  f"{self.place}", field="x")
         y = x.new_empty(len(x), x.shape[1], stack.n) if out is None else out
         for field, tensor, shape, dtype in (("counts", counts, (len(x),), torch.int32),
                                             ("out", y, (len(x), x.shape[1], stack.n), x.dtype)):
