@@ -97,8 +97,8 @@ class Consumer<Float8Math<Record>, Config> {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       if constexpr (kDecodes) {
-        const uint32_t scales = LoadShared4(at_.scales + r * slot_.record_bytes +
-                                            (half * 2 + s) * Record::kMetaBytes);
+        const uint32_t scales =
+            LoadShared4(at_.scales + r * slot_.record_bytes + (half * 2 + s) * Record::kMetaBytes);
         const E4m3Table low = E2m1TableOf(scales & 0xffff), high = E2m1TableOf(scales >> 16);
         E2m1ToE4m3(codes.Word(s * 2), low, high, &a[s][0]);
         E2m1ToE4m3(codes.Word(s * 2 + 1), low, high, &a[s][2]);
