@@ -241,7 +241,8 @@ absl::Status RunSteps(const Args& args, const DeviceWeight& weight, const Kernel
                              .ld_y = args.y.cols,
                              .y_dtype = args.y.dtype,
                              .rows = args.y.rows,
-                             .cols = args.y.cols},
+                             .cols = args.y.cols,
+                             .mask = prologue.mask},
                             *weight.device, stream);
 }
 
@@ -403,7 +404,7 @@ bool IsGroupable(const DeviceWeight& weight, const DeviceWeight& first) {
 
 const KernelRow* GroupedRow(const GroupedArgs& args) {
   if (args.rows() == 0) return nullptr;
-  const int64_t mean = CeilDiv(args.rows(), args.active());
+  const int64_t mean = args.mean();
   const bool float8 = IsFloat8(args.quantization);
   const KernelRow* row = nullptr;
   const bool alike = EveryActive(args, [&](const DeviceWeight& weight) {
@@ -442,6 +443,7 @@ absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, Stream
                    .gather = args.gather,
                    .gate = args.gate,
                    .count = args.rows(),
+                   .mask = args.mask,
                    .sums_factor = args.sums_factor},
                   nullptr, product, row.grouped, stream);
 }

@@ -52,6 +52,21 @@ struct MatmulArgs {
   bool from_prologue = false;  // the kernel started just before writes x
 };
 
+// Rows of experts that have room for as many each, of which the first few are valid. On a device
+// that the host cannot read, kernels take a count below 0 for 0, and one above max_rows for that.
+struct RowMask {
+  const int32_t* counts = nullptr;  // int32 [experts]
+  int64_t max_rows = 0;             // 0: there is no mask
+
+  constexpr int32_t CountOf(int64_t expert) const {
+    const int64_t count = counts[expert];
+    return static_cast<int32_t>(count < 0 ? 0 : count > max_rows ? max_rows : count);
+  }
+  constexpr bool Has(int64_t row) const {
+    return max_rows == 0 || row % max_rows < counts[row / max_rows];
+  }
+};
+
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
 // are contiguous. All experts have the shape and the plan of the first; none has an order, a factor
 // or a transform. Several stacks may multiply the same rows: their results follow each other in y.
@@ -72,6 +87,9 @@ struct GroupedArgs {
   // MakeGroupedTable has made `table`. Rows of x at the end may belong to no expert; theirs of y
   // stay as they are.
   int64_t device_experts = 0;
+  // With device_experts: rows of x that it has not are not computed, and theirs of y stay as they are.
+  RowMask mask;
+  int64_t expected = 0;  // with device_experts: the rows of each that tiles are for; 0: the mean
   void* workspace = nullptr;  // GroupedWorkspaceBytes; 256-byte aligned
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
   // kNone, or one that rounds floating x to E4M3 first; x_scale is null then.
@@ -97,6 +115,11 @@ struct GroupedArgs {
     int64_t count = 0, begin = 0;
     for (const int64_t end : ends) count += end > std::exchange(begin, end);
     return count;
+  }
+  // Rows of each of those on average.
+  int64_t mean() const {
+    const int64_t count = std::max<int64_t>(active(), 1);
+    return expected > 0 ? expected : (rows() + count - 1) / count;
   }
 };
 

@@ -51,6 +51,7 @@ struct PrologueArgs {
   const int32_t* gather = nullptr;
   const GateArgs* gate = nullptr;
   int64_t count = 0;  // M; 0: the rows of x
+  RowMask mask;       // of which rows to E4M3 are made
   float sums_factor = 1;
   void* out = nullptr;  // Steps::prologue_bytes bytes
 };
@@ -75,6 +76,7 @@ struct EpilogueArgs {
   DType y_dtype = DType::kFp16;
   int64_t rows = 0;
   int64_t cols = 0;
+  RowMask mask;  // on GPUs: rows of y that it has not stay as they are
 };
 
 // Rows [row_begin, row_begin + rows) by in-feature of a block that was decoded by stored rows.
@@ -118,11 +120,12 @@ struct ExpertParts {
   const float* bias = nullptr;
 };
 
-// Makes GroupedArgs::table on a GPU; its last entries may have no rows.
+// Makes GroupedArgs::table on a GPU; its last entries may have no rows. With GroupedArgs::mask the
+// product may come next.
 struct GroupedTableArgs {
   const GroupedArgs* product = nullptr;  // with device_experts
   int64_t tile = 0;                      // KernelRow::grouped_tile
-  const int32_t* ends = nullptr;         // SortArgs::ends
+  const int32_t* ends = nullptr;         // SortArgs::ends; null with GroupedArgs::mask
   const ExpertParts* parts[2] = {};      // [experts] of each stack, in the device's memory
   void* table = nullptr;                 // GroupedTableBytes
 };

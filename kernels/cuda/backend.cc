@@ -24,6 +24,7 @@ absl::Span<const KernelRow* const> CudaKernels() {
       &cuda::ScaledSumsA16(),
       &cuda::QMatmulA8(),
       &cuda::QMatmulA8Scaled(),
+      &cuda::QMatmulFloat8(),
       &cuda::QMatmulGrouped(),
       &cuda::DequantizeRow(),
       &cuda::PlainMatmulRow(),

@@ -283,6 +283,29 @@ AWQD_API int awqd_grouped_matmul_workspace(const awqd_stack* stack,
 AWQD_API int awqd_grouped_matmul(const awqd_stack* stack, const awqd_grouped_matmul_args* args,
                                  awqd_workspace workspace, void* stream);
 
+// y[e, i] = activation(x[e, i] W[e] + bias[e]) for rows i < counts[e] of each expert e: others of x are
+// not used, and others of y stay as they are. Biases are the weights' own. Kernels read the counts, so
+// a CUDA graph can be replayed with others. A count that is not 0 to max_rows is INVALID_ARGUMENT on a
+// CPU; on a GPU it counts as 0 below, and as max_rows above.
+typedef struct awqd_masked_matmul_args {
+  size_t size;
+  int64_t max_rows;       // of each expert; of all together at most 2^30
+  int64_t expected_rows;  // of each, which the choice of a kernel counts on; 0: max_rows
+  const void* x;          // [experts, max_rows, K], floating
+  void* y;                // [experts, max_rows, N], floating
+  const int32_t* counts;  // [experts]
+  int32_t x_dtype;
+  int32_t y_dtype;
+  int32_t activation;
+  int32_t quantization;  // as in awqd_grouped_matmul_args
+} awqd_masked_matmul_args;
+
+// As awqd_matmul_workspace and awqd_matmul. The bytes suffice for any smaller max_rows.
+AWQD_API int awqd_masked_matmul_workspace(const awqd_stack* stack,
+                                          const awqd_masked_matmul_args* args, int64_t* bytes);
+AWQD_API int awqd_masked_matmul(const awqd_stack* stack, const awqd_masked_matmul_args* args,
+                                awqd_workspace workspace, void* stream);
+
 // The gated MLP of each choice, in the place of the product of awqd_grouped_matmul. Members are as
 // there and in awqd_gated_mlp_args.
 typedef struct awqd_grouped_mlp_args {

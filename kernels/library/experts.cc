@@ -116,10 +116,14 @@ struct StackProduct {
   }
 };
 
-// A call: choices are sorted, rows gathered, multiplied and combined.
+constexpr int64_t kMostRows = int64_t{1} << 30;
+
+// A call: choices are sorted, rows gathered, multiplied and combined. With a mask `sort` has the
+// number of rows and experts alone, and rows are multiplied where they are.
 struct ExpertsCall {
   Device* device = nullptr;
   bool on_gpu = false;
+  RowMask mask;
   SortArgs sort;
   GatherArgs gather;
   absl::InlinedVector<StackProduct, 3> products;
@@ -145,12 +149,11 @@ absl::StatusOr<ActivationQuantization> ToRowQuantization(int32_t quantization) {
 template <typename Args>
 absl::Status ReadChoices(const Args& args, const awqd_stack& first, const awqd_stack& last,
                          Room* room, ExpertsCall* call) {
-  constexpr int64_t kMostChoices = int64_t{1} << 30;
   AWQD_RETURN_IF_ERROR(CheckTokens(args.m));
-  const int64_t most = kMostChoices / std::max<int64_t>(args.m, 1);
+  const int64_t most = kMostRows / std::max<int64_t>(args.m, 1);
   if (args.top_k < 1 || args.top_k > most) {
     return BadValue("args->top_k", args.top_k,
-                    absl::StrCat("at least 1, and at most ", kMostChoices, " for all tokens"));
+                    absl::StrCat("at least 1, and at most ", kMostRows, " for all tokens"));
   }
   AWQD_ASSIGN_OR_RETURN(const DType x, ToFloating("args->x_dtype", args.x_dtype));
   AWQD_ASSIGN_OR_RETURN(const DType y, ToFloating("args->y_dtype", args.y_dtype));
@@ -213,10 +216,12 @@ int64_t WorkspaceOf(const StackProduct& product, const ExpertsCall& call) {
     return bytes;
   }
   const awqd_stack& stack = *product.stacks[0];
+  ConstMatrixView x = product.args.x;
+  if (call.mask.max_rows > 0) x.rows = call.mask.max_rows;
   const size_t different = stack.alike ? 1 : stack.experts.size();
   for (const auto& expert : absl::MakeConstSpan(stack.experts).first(different)) {
     bytes = std::max(bytes, BytesOf({.weight = expert.get(),
-                                     .x = product.args.x,
+                                     .x = x,
                                      .y = product.args.y,
                                      .activation = product.args.activation,
                                      .quantization = product.args.quantization}));
@@ -246,6 +251,39 @@ absl::StatusOr<ExpertsCall> ReadGroupedMatmul(const awqd_stack* stack,
                                call.combine.cols}};
   AWQD_ASSIGN_OR_RETURN(product.activation, ToSingleActivation(args->activation));
   AWQD_ASSIGN_OR_RETURN(product.quantization, ToRowQuantization(args->quantization));
+  AWQD_RETURN_IF_ERROR(AddProduct({stack}, product, &room, &call));
+  TakeWorkspace(&room, &call);
+  return call;
+}
+
+absl::StatusOr<ExpertsCall> ReadMaskedMatmul(const awqd_stack* stack,
+                                             const awqd_masked_matmul_args* args, void* data) {
+  AWQD_RETURN_IF_ERROR(CheckPointer("stack", stack));
+  AWQD_RETURN_IF_ERROR(CheckStructure("args", args));
+  const auto experts = static_cast<int64_t>(stack->experts.size());
+  if (args->max_rows < 0 || args->max_rows > kMostRows / experts) {
+    return BadValue("args->max_rows", args->max_rows, absl::StrCat("0 to ", kMostRows / experts));
+  }
+  if (args->expected_rows < 0 || args->expected_rows > args->max_rows) {
+    return BadValue("args->expected_rows", args->expected_rows,
+                    absl::StrCat("0 to ", args->max_rows));
+  }
+  const int64_t rows = experts * args->max_rows;
+  ExpertsCall call;
+  call.device = stack->device.get();
+  call.on_gpu = IsOnGpu(*stack);
+  call.mask = {args->counts, args->max_rows};
+  call.sort.experts = experts;
+  call.sort.choices = rows;
+  AWQD_ASSIGN_OR_RETURN(const DType x, ToFloating("args->x_dtype", args->x_dtype));
+  AWQD_ASSIGN_OR_RETURN(const DType y, ToFloating("args->y_dtype", args->y_dtype));
+  GroupedArgs product = {.x = {args->x, x, rows, stack->shape().k},
+                         .y = {args->y, y, rows, stack->shape().n},
+                         .mask = call.mask,
+                         .expected = args->expected_rows};
+  AWQD_ASSIGN_OR_RETURN(product.activation, ToSingleActivation(args->activation));
+  AWQD_ASSIGN_OR_RETURN(product.quantization, ToRowQuantization(args->quantization));
+  Room room(data);
   AWQD_RETURN_IF_ERROR(AddProduct({stack}, product, &room, &call));
   TakeWorkspace(&room, &call);
   return call;
@@ -349,13 +387,25 @@ absl::Status CheckIds(const SortArgs& args) {
   return absl::OkStatus();
 }
 
-// On a CPU, where the ends of rows can be read.
+absl::Status CheckCounts(const RowMask& mask, int64_t experts) {
+  for (int64_t e = 0; e < experts; ++e) {
+    if (mask.counts[e] == mask.CountOf(e)) continue;
+    return BadValue(absl::StrCat("args->counts[", e, "]"), mask.counts[e],
+                    absl::StrCat("0 to ", mask.max_rows));
+  }
+  return absl::OkStatus();
+}
+
+// On a CPU, where the numbers of rows can be read.
 absl::Status MultiplyOneByOne(const StackProduct& product, const ExpertsCall& call) {
   const GroupedArgs& all = product.args;
   const int64_t x_row = all.x.cols * SizeOf(all.x.dtype), y_row = all.y.cols * SizeOf(all.y.dtype);
-  int64_t begin = 0;
-  for (int64_t e = 0; e < call.sort.experts; begin = call.sort.ends[e++]) {
-    const int64_t rows = call.sort.ends[e] - begin;
+  const bool masked = call.mask.max_rows > 0;
+  int64_t end = 0;
+  for (int64_t e = 0; e < call.sort.experts; ++e) {
+    const int64_t begin = masked ? e * call.mask.max_rows : end;
+    end = masked ? begin + call.mask.counts[e] : call.sort.ends[e];
+    const int64_t rows = end - begin;
     if (rows == 0) continue;
     const DeviceWeight& weight = *product.stacks[0]->experts[e];
     AWQD_ASSIGN_OR_RETURN(const Path path, ToPath(AWQD_PATH_AUTO, weight, rows));
@@ -410,12 +460,28 @@ absl::Status RunExperts(const ExpertsCall& call, StreamView stream) {
   return CombineRows(call.combine, *call.device, stream);
 }
 
+absl::Status RunMasked(const ExpertsCall& call, StreamView stream) {
+  if (call.on_gpu) {
+    AWQD_RETURN_IF_ERROR(MakeTable(call.products[0], call, stream));
+  } else {
+    AWQD_RETURN_IF_ERROR(CheckCounts(call.mask, call.sort.experts));
+  }
+  return MultiplyStack(call.products[0], call, stream);
+}
+
 absl::Status CheckAndRun(const absl::StatusOr<ExpertsCall>& call, const awqd_workspace& workspace,
                          void* stream) {
   AWQD_RETURN_IF_ERROR(call.status());
   AWQD_ASSIGN_OR_RETURN(const StreamView view,
                         Begin(*call->device, workspace, call->bytes, stream));
   if (call->sort.choices == 0) return absl::OkStatus();
+  if (call->mask.max_rows > 0) {
+    const GroupedArgs& product = call->products[0].args;
+    AWQD_RETURN_IF_ERROR(CheckPointer("args->x", product.x.data));
+    AWQD_RETURN_IF_ERROR(CheckPointer("args->y", product.y.data));
+    AWQD_RETURN_IF_ERROR(CheckPointer("args->counts", call->mask.counts));
+    return RunMasked(*call, view);
+  }
   AWQD_RETURN_IF_ERROR(CheckPointer("args->x", call->gather.in));
   AWQD_RETURN_IF_ERROR(CheckPointer("args->y", call->combine.y));
   AWQD_RETURN_IF_ERROR(CheckPointer("args->expert_ids", call->sort.ids));
@@ -456,6 +522,23 @@ int awqd_grouped_matmul(const awqd_stack* stack, const awqd_grouped_matmul_args*
   return Call([&] {
     return CheckAndRun(ReadGroupedMatmul(stack, args, PartsOf(stack, workspace)), workspace,
                        stream);
+  });
+}
+
+int awqd_masked_matmul_workspace(const awqd_stack* stack, const awqd_masked_matmul_args* args,
+                                 int64_t* bytes) {
+  return Call([&]() -> absl::Status {
+    AWQD_RETURN_IF_ERROR(CheckPointer("bytes", bytes));
+    AWQD_ASSIGN_OR_RETURN(const ExpertsCall call, ReadMaskedMatmul(stack, args, nullptr));
+    *bytes = CounterBytes(*call.device) + call.bytes;
+    return absl::OkStatus();
+  });
+}
+
+int awqd_masked_matmul(const awqd_stack* stack, const awqd_masked_matmul_args* args,
+                       awqd_workspace workspace, void* stream) {
+  return Call([&] {
+    return CheckAndRun(ReadMaskedMatmul(stack, args, PartsOf(stack, workspace)), workspace, stream);
   });
 }
 

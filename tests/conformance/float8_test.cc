@@ -101,6 +101,28 @@ TEST_P(Float8Conformance, WhatTheCallerHasRounded) {
   }
 }
 
+TEST_P(Float8Conformance, ATokenHasTheSameBitsInEveryBatch) {
+  if (!row().batch_invariant) GTEST_SKIP() << "its sums depend on the batch";
+  const HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 58);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  Bench bench(row(), prepared_);
+  const std::vector<int64_t> counts = Counts();
+  const int64_t most = counts.empty() ? 0 : counts.back();
+  const std::vector<uint8_t> x = RandomMatrix(most, weight.k, DType::kFp16, 59);
+  for (ActivationQuantization how : {kFloat8PerToken, kFloat8PerBlock}) {
+    const auto run = [&](int64_t m) {  // the last m tokens, which so move to other positions
+      const std::vector<uint8_t> last(x.end() - m * weight.k * 2, x.end());
+      return bench.Run(last, DType::kFp16, DType::kFp32, m, 1, ActivationFunction::kNone, {how, {}})
+          .y;
+    };
+    const std::vector<uint8_t> all = run(most);
+    for (int64_t m : counts) {
+      EXPECT_EQ(FirstDifference(run(m), {all.end() - m * weight.n * 4, all.end()}), -1)
+          << "M " << m << " of " << most << " how " << static_cast<int>(how);
+    }
+  }
+}
+
 TEST_P(Float8Conformance, OrderFactorTransformAndActivationFunction) {
   if (shape().max_m > 64) GTEST_SKIP() << "a smaller shape shows it";
   for (const auto& [order, factor, transform] :

@@ -1,10 +1,11 @@
 // Experts of libawqd on a GPU: goldens, the bits that tables of the host give, a CUDA graph that
-// meets other ids, and ids of no expert.
+// meets other ids, ids of no expert, and masked rows.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <string>
@@ -65,6 +66,27 @@ struct Mixture {
           {"scales", "F16", scales_shape, 2, scales.data(), scales.size() * 2}};
       const awqd_setting settings[] = {{"bits", "4"}, {"group_size", "128"}, {"symmetric", "true"}};
       Check(awqd_weight_pack(device, "plain", settings, 3, tensors, 2, &weight));
+    }
+    awqd_stack* out = nullptr;
+    Check(awqd_stack_make(weights.data(), weights.size(), &out));
+    for (awqd_weight* weight : weights) awqd_weight_free(weight);
+    return out;
+  }
+
+  // E4M3 with a scale per column, [kK, kMiddle].
+  awqd_stack* MakeFloat8() const {
+    std::mt19937 random(4);
+    std::vector<awqd_weight*> weights(kExperts);
+    for (awqd_weight*& weight : weights) {
+      std::vector<uint8_t> codes(kMiddle * kK);
+      for (uint8_t& code : codes) code = random() % 2 << 7 | (0x30 + random() % 0x10);  // 0.5 to 2
+      std::vector<float> scales(kMiddle);
+      for (float& scale : scales) scale = 0.01f * static_cast<float>(1 + random() % 4);
+      const int64_t codes_shape[] = {kMiddle, kK}, scales_shape[] = {kMiddle};
+      const awqd_tensor tensors[] = {
+          {"weight", "F8_E4M3", codes_shape, 2, codes.data(), codes.size()},
+          {"weight_scale", "F32", scales_shape, 1, scales.data(), scales.size() * 4}};
+      Check(awqd_weight_pack(device, "fp8", nullptr, 0, tensors, 2, &weight));
     }
     awqd_stack* out = nullptr;
     Check(awqd_stack_make(weights.data(), weights.size(), &out));
@@ -386,6 +408,155 @@ TEST_F(GpuExpertsTest, IdsOfNoExpertGiveZeros) {
   const float* const router = Upload(RandomRouter(kTokens));
   RunMlp(MlpOf(*mixture_, kTokens, x, Upload(ids), router, y));
   EXPECT_EQ(Fetch(y, kTokens * Mixture::kN), std::vector<float>(kTokens * Mixture::kN));
+}
+
+// Rows of x that are masked, beside the same rows sorted by expert.
+class GpuMaskedTest : public GpuExpertsTest {
+ protected:
+  static constexpr int64_t kK = Mixture::kK, kN = Mixture::kMiddle, kExperts = Mixture::kExperts;
+  static constexpr uint8_t kUntouched = 0xa5;
+
+  // None, one, some and all rows. Numbers that are none count as 0 and as all.
+  static std::vector<int32_t> Counts(int64_t max_rows, int seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> out;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const auto most = static_cast<int32_t>(max_rows);
+      const int32_t some = static_cast<int32_t>(random() % (max_rows + 1));
+      const int32_t of[] = {e == 4 ? -3 : 0, 1, some, e == 7 ? most + 5 : most};
+      out.push_back(of[(e + seed) % 4]);
+    }
+    return out;
+  }
+  void SetCounts(const std::vector<int32_t>& counts) {
+    Check(cudaMemcpyAsync(const_cast<int32_t*>(args_.counts), counts.data(), counts.size() * 4,
+                          cudaMemcpyHostToDevice, stream_));
+    Check(cudaStreamSynchronize(stream_));
+  }
+  bool IsValid(const std::vector<int32_t>& counts, int64_t row) const {
+    return row % args_.max_rows < counts[row / args_.max_rows];
+  }
+  // NaNs in rows that are not valid.
+  void SetRows(const std::vector<int32_t>& counts) {
+    std::vector<uint16_t> x = RandomTokens(kExperts * args_.max_rows);
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (!IsValid(counts, static_cast<int64_t>(i) / kK)) x[i] = 0x7e00;
+    }
+    Check(cudaMemcpyAsync(const_cast<void*>(args_.x), x.data(), x.size() * 2,
+                          cudaMemcpyHostToDevice, stream_));
+    Check(cudaMemsetAsync(args_.y, kUntouched, x.size() / kK * kN * 4, stream_));
+    Check(cudaStreamSynchronize(stream_));
+  }
+  void Start(int64_t max_rows, int64_t expected_rows, int32_t y_dtype, int32_t quantization,
+             int32_t activation) {
+    const int64_t rows = kExperts * max_rows;
+    args_ = AWQD_INIT(args_);
+    args_.max_rows = max_rows, args_.expected_rows = expected_rows;
+    args_.x = Allocate(rows * kK * 2), args_.y = Allocate(rows * kN * 4);
+    args_.counts = static_cast<const int32_t*>(Allocate(kExperts * 4));
+    args_.x_dtype = AWQD_FP16, args_.y_dtype = y_dtype;
+    args_.activation = activation, args_.quantization = quantization;
+  }
+  void Run(const awqd_stack* stack) {
+    int64_t bytes = 0;
+    Check(awqd_masked_matmul_workspace(stack, &args_, &bytes));
+    ASSERT_LE(bytes, kWorkspace);
+    Check(awqd_masked_matmul(stack, &args_, workspace_, stream_));
+  }
+  std::vector<uint8_t> FetchRow(const void* y, int64_t row) {
+    const int64_t bytes = kN * (args_.y_dtype == AWQD_FP32 ? 4 : 2);
+    std::vector<uint8_t> out(bytes);
+    Check(cudaMemcpy(out.data(), static_cast<const char*>(y) + row * bytes, bytes,
+                     cudaMemcpyDeviceToHost));
+    return out;
+  }
+  // By the bits, or as numbers where sums have another order.
+  void ExpectSorted(const awqd_stack* stack, const std::vector<int32_t>& counts, bool bits) {
+    const int64_t rows = kExperts * args_.max_rows;
+    std::vector<int32_t> ids(rows, -1);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (IsValid(counts, row)) ids[row] = static_cast<int32_t>(row / args_.max_rows);
+    }
+    void* const y = Allocate(rows * kN * 4);
+    auto sorted = TokensOf<awqd_grouped_matmul_args>(rows, args_.x, Upload(ids), nullptr, y);
+    sorted.top_k = 1, sorted.y_dtype = args_.y_dtype;
+    sorted.activation = args_.activation, sorted.quantization = args_.quantization;
+    Check(awqd_grouped_matmul(stack, &sorted, workspace_, stream_));
+    Check(cudaStreamSynchronize(stream_));
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::vector<uint8_t> got = FetchRow(args_.y, row);
+      if (!IsValid(counts, row)) {
+        ASSERT_EQ(got, std::vector<uint8_t>(got.size(), kUntouched)) << "row " << row;
+      } else if (bits) {
+        ASSERT_EQ(got, FetchRow(y, row)) << "row " << row;
+      } else {
+        const auto numbers = [](const std::vector<uint8_t>& bytes) {
+          std::vector<float> out(bytes.size() / 4);
+          std::memcpy(out.data(), bytes.data(), bytes.size());
+          return out;
+        };
+        ASSERT_LE(Error(numbers(got), numbers(FetchRow(y, row))), 1e-6) << "row " << row;
+      }
+    }
+  }
+
+  awqd_masked_matmul_args args_ = {};
+};
+
+TEST_F(GpuMaskedTest, RowsAreThoseOfSortedOnes) {
+  const Mixture fixed(name_, /*batch_invariant=*/true);
+  awqd_stack* const float8 = mixture_->MakeFloat8();
+  int seed = 0;
+  for (const int64_t max_rows : {1, 24, 200}) {
+    for (const int32_t how : {AWQD_UNQUANTIZED, AWQD_FP8_PER_TOKEN, AWQD_FP8_PER_BLOCK_128}) {
+      for (const int32_t y_dtype : {AWQD_FP32, AWQD_BF16}) {
+        const int32_t activation = seed % 2 == 0 ? AWQD_NONE : AWQD_SILU;
+        Start(max_rows, seed % 3 == 0 ? 0 : (max_rows + 3) / 4, y_dtype, how, activation);
+        const std::vector<int32_t> counts = Counts(max_rows, ++seed);
+        SetCounts(counts);
+        for (const awqd_stack* stack : {fixed.gate, mixture_->gate, float8}) {
+          const bool bits = stack == fixed.gate;
+          if (!bits && y_dtype != AWQD_FP32) continue;
+          SCOPED_TRACE(absl::StrCat("max_rows ", max_rows, " quantization ", how, " y ", y_dtype,
+                                    bits              ? " batch-invariant"
+                                    : stack == float8 ? " E4M3"
+                                                      : ""));
+          SetRows(counts);
+          Run(stack);
+          ExpectSorted(stack, counts, bits);
+        }
+      }
+    }
+  }
+  awqd_stack_free(float8);
+}
+
+TEST_F(GpuMaskedTest, AGraphTakesOtherCounts) {
+  awqd_stack* const float8 = mixture_->MakeFloat8();
+  for (const int32_t how : {AWQD_UNQUANTIZED, AWQD_FP8_PER_BLOCK_128}) {
+    Start(48, 16, AWQD_FP32, how, AWQD_NONE);
+    SetCounts(Counts(48, 1));
+    Run(float8);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t run = nullptr;
+    Check(cudaStreamSynchronize(stream_));
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    Run(float8);
+    Check(cudaStreamEndCapture(stream_, &graph));
+    Check(cudaGraphInstantiate(&run, graph, 0));
+    for (int i = 2; i < 12; ++i) {
+      // The last of these has no rows.
+      const std::vector<int32_t> counts = i < 11 ? Counts(48, i) : std::vector<int32_t>(kExperts);
+      SetCounts(counts);
+      SetRows(counts);
+      Check(cudaGraphLaunch(run, stream_));
+      Check(cudaGraphLaunch(run, stream_));  // the next begins while the last ends
+      ExpectSorted(float8, counts, /*bits=*/false);
+    }
+    Check(cudaGraphExecDestroy(run));
+    Check(cudaGraphDestroy(graph));
+  }
+  awqd_stack_free(float8);
 }
 
 }  // namespace

@@ -136,6 +136,9 @@ conformance_in_shards() {
 }
 part_conformance() {
   have conformance_test && step conformance_test conformance_in_shards
+  # E4M3 of compute capability 8.9, whose instructions Hopper's compiler replaces.
+  is_hopper "conformance_test as 8.9" && have conformance_test && step "conformance_test as 8.9" \
+    env AWQD_CUDA_ARCH=89 AWQD_TEST_FULL=1 "$bin/conformance_test" --gtest_filter='*Float8*/sm80_qmatmul_float8_*'
   run_test kv4_test AWQD_TEST_DATA="$root/tests/data"
 }
 # Calls whose goldens are weights of the request, through a server of their own.

@@ -18,6 +18,7 @@ __global__ __launch_bounds__(kThreads) void EpilogueKernel(EpilogueArgs a) {
   const int64_t col = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (col >= a.cols) return;
   for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
+    if (!a.mask.Has(row)) continue;
     const float sum = a.sums[row * a.ld_sums + col];
     // Not sum + 0: that would turn -0 into +0.
     const float value = ActivateFloat(a.activation, a.bias != nullptr ? sum + a.bias[col] : sum);

@@ -50,4 +50,9 @@ int64_t GroupedTileCount(const GroupedArgs& args, int64_t tokens) {
   return count * args.stacks();
 }
 
+int64_t ExpectedTileCount(const GroupedArgs& args, int64_t tokens) {
+  if (args.expected == 0) return GroupedTileCount(args, tokens);
+  return args.active() * CeilDiv(args.expected, tokens) * args.stacks();
+}
+
 }  // namespace awqd::cuda

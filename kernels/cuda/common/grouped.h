@@ -25,6 +25,8 @@ std::string GroupedTiles(const GroupedArgs& args, int64_t tokens);
 
 // How many those are; with GroupedArgs::device_experts, how many they can be.
 int64_t GroupedTileCount(const GroupedArgs& args, int64_t tokens);
+// The same as far as GroupedArgs::expected tells.
+int64_t ExpectedTileCount(const GroupedArgs& args, int64_t tokens);
 
 }  // namespace cuda
 }  // namespace awqd

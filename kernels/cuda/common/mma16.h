@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/float_codes.cuh"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
@@ -53,6 +54,29 @@ inline Claims Mma16ClaimsOfAnyCode() {
   out.codes |= MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kTable);
   out.scales |= MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0);
   return out;
+}
+
+// Products of E4M3 activations by tensor cores of E4M3.
+inline constexpr int kGroupOfE2m1 = 32;
+inline constexpr Claims kFloat8Claims = {.codes = MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kE2m1),
+                                         .zeros = MaskOf(ZeroKind::kConstant),
+                                         .scales = kFloatingMask | MaskOf(DType::kE8m0),
+                                         .group_multiple = kGroupOfE2m1,
+                                         .column_blocks = true};
+// E4M3 in columns or groups of multiples of 128, and E2M1 that becomes E4M3 exactly.
+inline std::string RefusesFloat8(const WeightShape& shape) {
+  if (shape.scheme.code != CodeKind::kE2m1) {
+    if (mma16::MetasPerRecord(shape) <= 1) return "";
+    return absl::StrCat("group size ", shape.group_rows(), " of E4M3 is no multiple of ",
+                        mma16::kBlockK);
+  }
+  if (shape.scheme.scale_dtype != DType::kE8m0) return "takes E2M1 with scales of E8M0";
+  if (shape.group_rows() != kGroupOfE2m1 || shape.k == kGroupOfE2m1) {
+    return absl::StrCat("takes E2M1 in groups of ", kGroupOfE2m1, ", got ", shape.group_rows());
+  }
+  if (shape.scale_octaves <= kE2m1OctavesE4m3) return "";
+  return absl::StrCat("takes E2M1 with scales of a column within ", kE2m1OctavesE4m3,
+                      " octaves, which E4M3 holds beside the codes, got ", shape.scale_octaves);
 }
 
 // KernelRow::refuses of rows that read integer zeros and FP16 scales alone.

@@ -58,6 +58,7 @@ struct Float8Rows {
   bool per_block;
   float sums_factor;  // of `scales`
   bool codes;         // x is E4M3 already
+  RowMask mask;
 };
 
 // The scale of numbers whose largest magnitude has these bits; NaN where one is not finite.
@@ -135,6 +136,7 @@ __global__ __launch_bounds__(kMostRunThreads) void RoundRowsToFloat8(
     const __grid_constant__ Rows x, const __grid_constant__ Float8Rows to) {
   LaunchDependents();
   const int64_t row = blockIdx.x, step = int64_t{blockDim.x} * kIntegerRun;
+  if (!to.mask.Has(row)) return;
   const int64_t mine = threadIdx.x * kIntegerRun;
   float v[kIntegerRun];
   float scale = 1, factor = 1;
@@ -220,7 +222,8 @@ absl::Status RunPrologueFloat8(const PrologueArgs& args, int64_t stride, float* 
                            .given = args.scales,
                            .per_block = per_block,
                            .sums_factor = args.sums_factor,
-                           .codes = given_codes};
+                           .codes = given_codes,
+                           .mask = args.mask};
   const int64_t threads = RoundUp(CeilDiv(RoundUp(stride, kScaledBlock), int64_t{kIntegerRun}), 32);
   const LaunchConfig config{
       .grid = static_cast<unsigned>(count),

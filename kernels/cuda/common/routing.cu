@@ -68,7 +68,8 @@ __global__ __launch_bounds__(kThreads) void SortKernel(SortArgs a) {
 }
 
 struct TableParams {
-  const int32_t* ends;
+  const int32_t* ends;  // null with a mask
+  RowMask mask;
   int experts;
   const ExpertParts* parts[2];
   int stacks;
@@ -79,7 +80,11 @@ struct TableParams {
 };
 
 __device__ __forceinline__ int BeginOf(const TableParams& p, int expert) {
+  if (p.ends == nullptr) return static_cast<int>(expert * p.mask.max_rows);
   return expert == 0 ? 0 : p.ends[expert - 1];
+}
+__device__ __forceinline__ int EndOf(const TableParams& p, int expert) {
+  return p.ends == nullptr ? BeginOf(p, expert) + p.mask.CountOf(expert) : p.ends[expert];
 }
 
 // The number of each expert's first tile in `firsts`; returns how many tiles a stack has.
@@ -91,7 +96,7 @@ __device__ __forceinline__ int NumberTiles(const TableParams& p, int* firsts) {
     const int expert = base + static_cast<int>(threadIdx.x);
     int count = 0;
     if (expert < p.experts) {
-      count = (p.ends[expert] - BeginOf(p, expert) + p.tokens - 1) / p.tokens;
+      count = (EndOf(p, expert) - BeginOf(p, expert) + p.tokens - 1) / p.tokens;
     }
     int sum = count;
 #pragma unroll
@@ -131,12 +136,16 @@ __global__ __launch_bounds__(kThreads) void TableKernel(TableParams p) {
       }
       const ExpertParts parts = p.parts[stack][low];
       const int first = BeginOf(p, low) + (number - firsts[low]) * p.tokens;
-      tile = {parts.codes,   parts.outer, parts.bias, first, min(first + p.tokens, p.ends[low]),
+      tile = {parts.codes,   parts.outer, parts.bias, first, min(first + p.tokens, EndOf(p, low)),
               stack * p.rows};
     }
     p.table[i] = tile;
   }
 }
+
+// Comes between a table and a product that reads it as it begins, maybe before earlier kernels are
+// done: they are done before this one.
+__global__ void SeparateKernel() {}
 
 }  // namespace
 
@@ -157,15 +166,18 @@ absl::Status MakeGroupedTable(const GroupedTableArgs& args, Device& device, Stre
       .block = kThreads,
       .shared_bytes = product.device_experts * int64_t{sizeof(int)},
       .stream = stream};
-  return Launch<TableKernel>("common/routing", config,
-                             TableParams{.ends = args.ends,
-                                         .experts = static_cast<int>(product.device_experts),
-                                         .parts = {args.parts[0], args.parts[1]},
-                                         .stacks = static_cast<int>(product.stacks()),
-                                         .rows = static_cast<int>(product.rows()),
-                                         .tokens = static_cast<int>(args.tile),
-                                         .tiles = static_cast<int>(tiles),
-                                         .table = static_cast<GroupedTile*>(args.table)});
+  const TableParams params = {.ends = args.ends,
+                              .mask = product.mask,
+                              .experts = static_cast<int>(product.device_experts),
+                              .parts = {args.parts[0], args.parts[1]},
+                              .stacks = static_cast<int>(product.stacks()),
+                              .rows = static_cast<int>(product.rows()),
+                              .tokens = static_cast<int>(args.tile),
+                              .tiles = static_cast<int>(tiles),
+                              .table = static_cast<GroupedTile*>(args.table)};
+  AWQD_RETURN_IF_ERROR(Launch<TableKernel>("common/routing", config, params));
+  if (product.mask.max_rows == 0) return absl::OkStatus();
+  return Launch<SeparateKernel>("common/routing", {.grid = 1, .block = 1, .stream = stream});
 }
 
 }  // namespace awqd::cuda

@@ -92,6 +92,7 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
 // `arch` / 10.
 int64_t SharedBytes(int arch) {
   if (arch < kAsyncArch) return 65536;
+  if (arch == 86 || arch == 89) return 101376;
   return arch < kClusterArch ? 166912 : 232448;
 }
 

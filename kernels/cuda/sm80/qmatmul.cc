@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/float_codes.cuh"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/counters.h"
 #include "kernels/cuda/core/error.h"
@@ -26,10 +28,15 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.outer = args.weight->outer();
   p.bias = args.bias;
   p.m = args.x.rows;
-  // INT8 is zero from K to the stride.
-  if (args.x.dtype == DType::kInt8) p.k = p.x_stride;
+  // INT8 and E4M3 are zero from K to the stride.
+  if (SizeOf(args.x.dtype) == 1) p.k = p.x_stride;
   p.table = args.weight->table();
   if (p.metas == 0) p.unit = UnitOfBare(shape.scheme.code, args.x.dtype);
+  if (args.x.dtype == DType::kE4m3) {
+    p.token_scales = std::exchange(p.x_scale, nullptr);
+    p.token_scales_stride = args.x_scale_stride;
+    if (shape.scheme.code == CodeKind::kE2m1) p.unit = kE2m1UnitE4m3;
+  }
   p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.from_prologue, device);
   return p;
 }
@@ -42,6 +49,15 @@ absl::Status LaunchHalves(const QMatmulParams& p, const MatmulTile& tile, DType 
   return x == DType::kBf16
              ? LaunchQMatmul<DType::kBf16, kCode, kBits, kSum, kReal>(p, tile, device, stream)
              : LaunchQMatmul<DType::kFp16, kCode, kBits, kSum, kReal>(p, tile, device, stream);
+}
+
+// The same and E4M3.
+template <CodeKind kCode, int kBits>
+absl::Status LaunchFloats(const QMatmulParams& p, const MatmulTile& tile, DType x,
+                          const DeviceInfo& device, StreamView stream) {
+  return x == DType::kE4m3
+             ? LaunchQMatmul<DType::kE4m3, kCode, kBits, DType::kFp32>(p, tile, device, stream)
+             : LaunchHalves<kCode, kBits>(p, tile, x, device, stream);
 }
 
 // Integer codes.
@@ -88,9 +104,9 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   const DType x = args.x.dtype;
   switch (shape.scheme.code) {
     case CodeKind::kE2m1:
-      return LaunchHalves<CodeKind::kE2m1, 4>(p, tile, x, device, stream);
+      return LaunchFloats<CodeKind::kE2m1, 4>(p, tile, x, device, stream);
     case CodeKind::kE4m3:
-      return LaunchHalves<CodeKind::kE4m3, 8>(p, tile, x, device, stream);
+      return LaunchFloats<CodeKind::kE4m3, 8>(p, tile, x, device, stream);
     case CodeKind::kTable:
       return LaunchHalves<CodeKind::kTable, 4>(p, tile, x, device, stream);
     case CodeKind::kUnsigned:

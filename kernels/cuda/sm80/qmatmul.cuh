@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
+#include "kernels/cuda/sm80/float8_consumer.cuh"
 #include "kernels/cuda/sm80/float_consumer.cuh"
 #include "kernels/cuda/sm80/integer_consumer.cuh"
 #include "kernels/cuda/sm80/reduction.cuh"
@@ -129,7 +130,9 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = Config::kThreads,
       .shared_bytes = MatmulLaunchBytes(
-          variant, {record_bytes, sizeof(typename Config::X), PairTableBytes(Record::kCode)},
+          variant,
+          {record_bytes, sizeof(typename Config::X), Config::kScalesBytes / Config::kTokens,
+           PairTableBytes(Record::kCode)},
           columns * rows, p.splits, device),
       .stream = stream,
       .attributes = OverlappedLaunch(device, p.splits),
@@ -177,17 +180,20 @@ using HalfMathOf =
 template <DType kX, class Record, class Sum>
 using IntegerMathOf =
     std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>, HalfMathOf<kX, Record>>;
+template <DType kX, class Record>
+using FloatMathOf =
+    std::conditional_t<kX == DType::kE4m3, Float8Math<Record>, FloatMath<kX, Record>>;
 template <DType kX, class Record, class Sum>
 using MathOf = std::conditional_t<kX == DType::kInt8 ||
                                       (Record::kCode == CodeKind::kUnsigned && !Record::kReal),
-                                  IntegerMathOf<kX, Record, Sum>, FloatMath<kX, Record>>;
+                                  IntegerMathOf<kX, Record, Sum>, FloatMathOf<kX, Record>>;
 
 constexpr int kAnyTokens = 1 << 30;
 template <DType kX, class Record, class Sum, bool kGrouped = false,
           class Math = MathOf<kX, Record, Sum>, int kMostTokens = kAnyTokens>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  constexpr size_t kCount = std::size(TilesOf<Record, kX == DType::kInt8, kGrouped>());
+  constexpr size_t kCount = std::size(TilesOf<Record, SizeOf(kX) == 1, kGrouped>());
   return LaunchTile<Math, Record, Sum, kGrouped, kMostTokens>(p, tile, device, stream,
                                                               std::make_index_sequence<kCount>());
 }
@@ -196,7 +202,11 @@ absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const
 template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, bool kGrouped, int kMetas>
 absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                          StreamView stream) {
-  if constexpr (CompiledMetas(kCode, kReal, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
+  // Of E4M3 activations those of one scale for 128 of K, or one that E4M3 holds.
+  constexpr bool kServes =
+      kX != DType::kE4m3 || (kCode == CodeKind::kE2m1 ? kMetas == 4 : kMetas <= 1);
+  if constexpr (kServes &&
+                CompiledMetas(kCode, kReal, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
     using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
     return LaunchRecords<kX, Record<kBits, kMetas, kCode, kReal>, Sum, kGrouped>(p, tile, device,
                                                                                  stream);

@@ -24,6 +24,10 @@ struct QMatmulParams {
   const void* x;           // [m, k], rows and base 16-byte aligned
   int64_t x_stride;        // elements between rows, 16 bytes or a multiple
   const float* x_scale;    // [m], what each row of sums is to be multiplied by; null: 1
+  // Of E4M3 x, instead: [k_blocks, token_scales_stride], what the sums of each row and block are to
+  // be multiplied by; 16-byte aligned. A stride of 0: the same for all blocks.
+  const float* token_scales;
+  int64_t token_scales_stride;
   const float* outer;      // [n], the same for each column
   float unit;              // what comes with it: kBareUnitBf16, or 1
   void* y;                 // [m, n] of y_dtype
@@ -51,7 +55,8 @@ struct QMatmulParams {
   uint32_t* counters;  // those of the stream, zero
 };
 
-// For activations of dtype kX, FP16, BF16 or, of integer codes, INT8, and codes of kBits bits.
+// For activations of dtype kX, FP16, BF16, of integer codes INT8, or of E4M3 and E2M1 with scales of
+// E8M0 E4M3, and codes of kBits bits.
 // kSum: FP32, or of INT8 activations INT32, which is y then, exact. kReal: of real zeros. kGrouped:
 // the products of a stack of experts. The instantiations are spread over several files, so that
 // they compile side by side (CMakeLists.txt).
@@ -71,7 +76,7 @@ template <DType kX, int kBits>
 absl::Status LaunchStreamKScaledSums(const QMatmulParams& params, const DeviceInfo& device,
                                      StreamView stream);
 
-// A row's matmul. args.x is FP16, BF16 or INT8, as the prologue left it. INT32 y are sums.
+// A row's matmul. args.x is FP16, BF16, INT8 or E4M3, as the prologue left it. INT32 y are sums.
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
 // The same of FP16 and BF16 for sm80/qmatmul_a16_scaled_sums.
 absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream);

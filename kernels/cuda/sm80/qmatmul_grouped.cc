@@ -2,7 +2,6 @@
 // sm80/qmatmul_a16 with a table of tiles: each names its rows and the expert that multiplies them.
 #include <string>
 
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/grouped.h"
 #include "kernels/cuda/common/mma16.h"
@@ -28,10 +27,10 @@ MatmulTile TileOf(const GroupedArgs& args) {
   const WeightShape& shape = ShapeOf(args);
   // Many experts have more rows than the average, and the device alone knows how many.
   if (args.device_experts > 0) {
-    return ChooseGroupedTile(shape, 2 * CeilDiv(args.rows(), args.active()), device);
+    return ChooseGroupedTile(shape, 2 * args.mean(), device);
   }
   const int64_t experts = args.active() * args.stacks();
-  MatmulTile tile = ChooseGroupedTile(shape, CeilDiv(args.rows(), args.active()), device);
+  MatmulTile tile = ChooseGroupedTile(shape, args.mean(), device);
   while (4 * GroupedTileCount(args, tile.tokens) > 5 * experts) {
     const MatmulTile wider = ChooseGroupedTile(shape, 2 * tile.tokens, device);
     if (wider.tokens == tile.tokens) break;

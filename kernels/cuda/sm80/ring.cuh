@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm80/qmatmul.h"
@@ -69,6 +70,11 @@ namespace {
 
 constexpr int kConsumerThreads = 128;
 
+// An element of E4M3 activations.
+struct E4m3 {
+  uint8_t code;
+};
+
 // X: the elements of activations. Sum: what their products are added up in along K.
 template <class Record_, MatmulVariant kTile, class X_, class Sum_>
 struct QMatmulConfig {
@@ -88,6 +94,9 @@ struct QMatmulConfig {
   // Halves of a record at a time: both, unless their codes would not fit the registers.
   static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
   static constexpr int kTokenBytes = mma16::kBlockK * static_cast<int>(sizeof(X));
+  // A slot has a scale for each token beside E4M3.
+  static constexpr bool kTokenScales = std::is_same_v<X, E4m3>;
+  static constexpr int kScalesBytes = kTokenScales ? 4 * kTokens : 0;
   // Whether the GPUs that this code is compiled for have the shared memory for it.
   static constexpr bool kFits =
       kAsyncCopies ||
@@ -103,7 +112,7 @@ struct QMatmulConfig {
 
 __device__ __forceinline__ int ConsumerThread() { return threadIdx.x % kConsumerThreads; }
 
-// Bytes of one slot of the ring: the records of all row tiles, then the tokens.
+// Bytes of one slot of the ring: the records of all row tiles, then the tokens, then their scales.
 template <class Config>
 struct Slot {
   int record_bytes;
@@ -117,9 +126,10 @@ struct Slot {
   }
   // Where they begin.
   __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
-  __device__ __forceinline__ int bytes() const {
+  __device__ __forceinline__ int scales() const {
     return tokens() + Config::kTokens * Config::kTokenBytes;
   }
+  __device__ __forceinline__ int bytes() const { return scales() + Config::kScalesBytes; }
   __device__ __forceinline__ int ring_bytes() const {
     const int slots = Config::kStages * bytes();
     return kAsyncCopies ? slots : max(slots, Config::kReductionBytes);
@@ -167,6 +177,12 @@ class TileLoader {
     tokens_left_ = Keep(static_cast<int>(min(left, int64_t{Config::kTokens})));
     x_ = static_cast<const X*>(p.x);
     if (left > 0) x_ += (first_token + token) * p.x_stride + col;
+    if constexpr (Config::kTokenScales) {
+      scales_ = ring + slot.scales() + ConsumerThread() * 16;
+      token_scales_ = p.token_scales + first_block * p.token_scales_stride + first_token +
+                      ConsumerThread() * 4;
+      token_scales_stride_ = p.token_scales_stride;
+    }
   }
 
   // Starts the copies of the next block into the next slot.
@@ -193,7 +209,7 @@ class TileLoader {
     }
     LoadTokens();
     const int next = walk_.Advance(slot_);
-    codes_ += next, tokens_ += next;
+    codes_ += next, tokens_ += next, scales_ += next;
   }
 
   // Goes on elsewhere: so many records on from the block after the one just loaded, and so many
@@ -235,7 +251,8 @@ class TileLoader {
   static constexpr int kMetasSteps = std::max(
       1, (Config::Record::kMetas * Config::Record::kMetaBytes + kStepBytes - 1) / kStepBytes);
   static constexpr int kRecordSteps = kCodesSteps + kMetasSteps;
-  static constexpr int kSlotSteps = Config::kRowTiles * kRecordSteps + kTokenSteps;
+  static constexpr int kXSteps = Config::kRowTiles * kRecordSteps + kTokenSteps;
+  static constexpr int kSlotSteps = kXSteps + (Config::kTokenScales ? 1 : 0);
 
   // Activations as [token][128]; zeros past m and k.
   __device__ __forceinline__ void LoadTokens() {
@@ -251,6 +268,11 @@ class TileLoader {
     }
     k_left_ -= mma16::kBlockK;
     x_ += mma16::kBlockK;
+    if constexpr (Config::kTokenScales) {
+      // Those past m are there (Float8ScalesBytes).
+      if (ConsumerThread() < Config::kTokens / 4) copies_.Start(kXSteps, scales_, token_scales_);
+      token_scales_ += token_scales_stride_;
+    }
   }
 
   const Slot<Config> slot_;
@@ -258,6 +280,9 @@ class TileLoader {
   Copies<kSlotSteps> copies_;
   uint32_t codes_;   // where this thread's share of the next records goes
   uint32_t tokens_;  // and of their tokens
+  uint32_t scales_ = 0;  // and of the scales of those
+  const float* token_scales_;
+  int64_t token_scales_stride_;
   int k_left_;
   int tokens_left_;
   const X* x_;

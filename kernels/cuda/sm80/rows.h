@@ -10,6 +10,7 @@ const KernelRow& QMatmulA16();
 const KernelRow& ScaledSumsA16();
 const KernelRow& QMatmulA8();
 const KernelRow& QMatmulA8Scaled();
+const KernelRow& QMatmulFloat8();
 const KernelRow& QMatmulGrouped();
 const KernelRow& PlainDequantizeRow();
 const KernelRow& PlainMatmulRow();

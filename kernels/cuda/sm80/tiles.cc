@@ -35,6 +35,7 @@ int64_t RingSize(const MatmulVariant& variant, int64_t slot, const DeviceInfo& d
 }  // namespace
 
 absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x) {
+  if (x == DType::kE4m3) return kFloat8Tiles;
   if (!shape.scheme.is_integer()) return kFloatTiles;
   if (mma16::HasRealZeros(shape)) return kRealTiles;
   if (x == DType::kInt8) return kInt8Tiles;
@@ -44,14 +45,14 @@ absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x
 }
 
 RingBytes RingBytesOf(const WeightShape& shape, DType x) {
-  return {mma16::RecordBytes(shape), static_cast<int>(SizeOf(x)),
+  return {mma16::RecordBytes(shape), static_cast<int>(SizeOf(x)), x == DType::kE4m3 ? 4 : 0,
           PairTableBytes(shape.scheme.code)};
 }
 
 int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int splits,
                           const DeviceInfo& device) {
   const int64_t stage =
-      variant.row_tiles * bytes.record + variant.tokens * mma16::kBlockK * bytes.x;
+      variant.row_tiles * bytes.record + variant.tokens * (mma16::kBlockK * bytes.x + bytes.scale);
   const int64_t rings = bytes.table + variant.k_ranges * RingSize(variant, stage, device);
   if (splits == 1) return rings;
   const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / splits) * 4;

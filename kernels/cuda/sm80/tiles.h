@@ -84,6 +84,13 @@ inline constexpr MatmulVariant kFloatTiles[] = {
     {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
 };
 
+// E4M3 activations. A block of the GPUs that these are for has 99 KB.
+inline constexpr MatmulVariant kFloat8Tiles[] = {
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 2},
+    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1},
+    {64, 1, 2, 2, 1}, {128, 1, 2, 2, 1},
+};
+
 // Integer codes with real zeros, activations of 16 bits and INT8. Few weights have them, so there
 // are the fewest tiles that serve them well.
 inline constexpr MatmulVariant kRealTiles[] = {
@@ -128,16 +135,19 @@ constexpr int CompiledMetas(CodeKind code, bool real_zeros, int bits, int metas,
   }
 }
 
-template <class Record, bool kInt8, bool kGrouped>
+// kBytes: activations are INT8, or E4M3.
+template <class Record, bool kBytes, bool kGrouped>
 constexpr auto& TilesOf() {
   constexpr int kBits = Record::kBits, kMetas = Record::kMetas;
   if constexpr (kGrouped) {
     return kGroupedTiles;
   } else if constexpr (Record::kReal) {
     return kRealTiles;
+  } else if constexpr (Record::kCode != CodeKind::kUnsigned && kBytes) {
+    return kFloat8Tiles;
   } else if constexpr (Record::kCode != CodeKind::kUnsigned) {
     return kFloatTiles;
-  } else if constexpr (kInt8) {
+  } else if constexpr (kBytes) {
     return kInt8Tiles;
   } else if constexpr (kBits > 4) {
     return kTiles8;
@@ -176,6 +186,7 @@ inline constexpr int kReductionBarrierBytes = 16;
 struct RingBytes {
   int record = 0;
   int x = 2;
+  int scale = 0;  // of a token
   int table = 0;  // in front of all rings: where codes index a table, that of their pairs
 };
 // For activations of dtype `x`.

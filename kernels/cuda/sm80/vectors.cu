@@ -158,7 +158,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
 }
 
 BlockPlan PlanOf(const GroupedArgs& args) {
-  const int64_t rows = CeilDiv(args.rows(), std::max<int64_t>(1, args.active()));
+  const int64_t rows = args.mean();
   return PlanOf(*args.experts.front(), rows, /*segments=*/1);
 }
 

@@ -217,7 +217,7 @@ float UnitOf(const PersistentParams& p, DType x) {
 // `x`: the type of the rows that the prologue leaves.
 PersistentTile GroupedTileOf(const GroupedArgs& args, DType x) {
   return ChooseGroupedTile90(args.experts.front()->shape, args.experts.front()->device->info(), x,
-                             [&](int64_t tokens) { return GroupedTileCount(args, tokens); });
+                             [&](int64_t tokens) { return ExpectedTileCount(args, tokens); });
 }
 
 // FP32 rows and rounded ones come as FP16.

@@ -6,43 +6,23 @@
 // token, or for each token and block.
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/float_codes.cuh"
+#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
-#include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 namespace {
 
 constexpr int64_t kLeastTokens = 33;
 constexpr int64_t kLeastRows = 8;  // of an expert, on average
-constexpr int kGroupOfE2m1 = 32;
 
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return DescribeTile(shape, device, m, DType::kE4m3);
 }
 
-constexpr Claims kClaims = {.codes = MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kE2m1),
-                            .zeros = MaskOf(ZeroKind::kConstant),
-                            .scales = kFloatingMask | MaskOf(DType::kE8m0),
-                            .group_multiple = kGroupOfE2m1,
-                            .column_blocks = true};
-
-std::string RefusesE2m1(const WeightShape& shape) {
-  if (shape.scheme.scale_dtype != DType::kE8m0) return "takes E2M1 with scales of E8M0";
-  if (shape.group_rows() != kGroupOfE2m1 || shape.k == kGroupOfE2m1) {
-    return absl::StrCat("takes E2M1 in groups of ", kGroupOfE2m1, ", got ", shape.group_rows());
-  }
-  if (shape.scale_octaves > kE2m1OctavesE4m3) {
-    return absl::StrCat("takes E2M1 with scales of a column within ", kE2m1OctavesE4m3,
-                        " octaves, which E4M3 holds beside the codes, got ", shape.scale_octaves);
-  }
-  return RefusesRecords(shape, kEveryMeta);
-}
-
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  return shape.scheme.code == CodeKind::kE2m1 ? RefusesE2m1(shape) : RefusesRecords(shape, 1);
+  const std::string why = RefusesFloat8(shape);
+  return why.empty() ? RefusesRecords(shape, kEveryMeta) : why;
 }
 
 }  // namespace
@@ -53,7 +33,7 @@ const KernelRow& PersistentFloat8Row() {
       .op = Op::kFloat8Activations,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = kClaims,
+      .claims = kFloat8Claims,
       .input_form = InputForm::kTensorCoreFloat8,
       .inputs = kFloatingMask,
       .layout = &kMma16Layout,
@@ -74,7 +54,7 @@ const KernelRow& PersistentGroupedFloat8Row() {
       .name = "sm90a/qmatmul_float8_grouped",
       .op = Op::kGroupedFloat8,
       .device = DeviceKind::kCuda,
-      .claims = kClaims,
+      .claims = kFloat8Claims,
       .input_form = InputForm::kTensorCoreFloat8,
       .layout = &kMma16Layout,
       .min_arch = 90,

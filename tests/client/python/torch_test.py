@@ -166,6 +166,27 @@ def test_experts(client):
             awqd.torch.QuantMoe(local, other, 64)(x, ids, weights)
 
 
+def test_masked_experts():
+    local = awqd.torch.Local(MOE.parent / "moe")
+    path = "moe.experts.{}.up_proj"
+    k, n = local.linears()[path.format(0)]
+    x = torch.randn(5, 4, k, generator=torch.Generator().manual_seed(3)).half()
+    counts = torch.tensor([2, 0, 4, 1, 3], dtype=torch.int32)
+    for quantization in ("none", "fp8_per_token"):
+        out = torch.full((5, 4, n), 7, dtype=x.dtype)
+        expected = out.clone()
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                expected[expert, :count] = local.matmul(path.format(expert), x[expert, :count], quantization)
+        assert local.masked(path.format("*"), x, counts, out, quantization, expected_rows=2) is out
+        assert torch.equal(out, expected)
+    with pytest.raises(awqd.InvalidArgument, match=r"args->counts\[1\]: got 5, expected 0 to 4"):
+        local.masked(path.format("*"), x, torch.full_like(counts, 5) - torch.tensor([5, 0, 0, 0, 0], dtype=torch.int32))
+    for wrong in ({"x": x[:4]}, {"counts": counts.long()}, {"counts": counts[:4]}, {"out": out[:, :3]}, {"out": out.float()}):
+        with pytest.raises(awqd.InvalidArgument, match=f"{next(iter(wrong))}: got .*, expected"):
+            local.masked(path.format("*"), **{"x": x, "counts": counts, "out": out} | wrong)
+
+
 class Experts(torch.nn.Module):
     """All experts of tests/data/experts in two parameters. Swapped: the halves of gate_up_proj change places."""
 

@@ -1,5 +1,7 @@
 // Experts by libawqd's C header alone: products and gated MLPs against goldens, and every refusal by
 // its words.
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,9 +51,9 @@ class ExpertsTest : public ::testing::Test {
     matmul_.top_k = mlp_.top_k = kTopK;
     matmul_.x = mlp_.x = x_.bytes.data();
     matmul_.expert_ids = mlp_.expert_ids = reinterpret_cast<const int32_t*>(ids_.bytes.data());
-    matmul_.x_dtype = mlp_.x_dtype = AWQD_FP16;
-    matmul_.y_dtype = mlp_.y_dtype = AWQD_FP32;
-    matmul_.activation = mlp_.activation = AWQD_SILU;
+    matmul_.x_dtype = masked_.x_dtype = mlp_.x_dtype = AWQD_FP16;
+    matmul_.y_dtype = masked_.y_dtype = mlp_.y_dtype = AWQD_FP32;
+    matmul_.activation = masked_.activation = mlp_.activation = AWQD_SILU;
     matmul_.y = mlp_.y = y_.data();
     mlp_.gate = gate_.get(), mlp_.up = up_.get(), mlp_.down = down_.get();
   }
@@ -82,6 +84,12 @@ class ExpertsTest : public ::testing::Test {
     if (code != AWQD_OK) return code;
     return awqd_grouped_matmul(gate_.get(), &matmul_, Workspace(bytes).get(), nullptr);
   }
+  int MultiplyMasked() {
+    int64_t bytes = 0;
+    const int code = awqd_masked_matmul_workspace(gate_.get(), &masked_, &bytes);
+    if (code != AWQD_OK) return code;
+    return awqd_masked_matmul(gate_.get(), &masked_, Workspace(bytes).get(), nullptr);
+  }
   int RunMlp() {
     int64_t bytes = 0;
     if (const int code = awqd_grouped_mlp_workspace(&mlp_, &bytes); code != AWQD_OK) return code;
@@ -108,6 +116,7 @@ class ExpertsTest : public ::testing::Test {
   const float* const routed_ = reinterpret_cast<const float*>(router_.bytes.data());
   std::vector<float> y_ = std::vector<float>(kTokens * kTopK * kMiddle);
   awqd_grouped_matmul_args matmul_ = AWQD_INIT(matmul_);
+  awqd_masked_matmul_args masked_ = AWQD_INIT(masked_);
   awqd_grouped_mlp_args mlp_ = AWQD_INIT(mlp_);
 };
 
@@ -191,6 +200,79 @@ TEST_F(ExpertsTest, RoundActivations) {
     ExpectRefused(Multiply(), absl::StrCat("args->quantization: got ", other, ", expected "));
     ExpectRefused(RunMlp(), absl::StrCat("args->quantization: got ", other, ", expected "));
   }
+}
+
+// Rows that are valid have the bits of the same rows sorted by expert; others of y are untouched.
+TEST_F(ExpertsTest, MaskedRowsHaveTheBitsOfSortedOnes) {
+  constexpr int64_t kMaxRows = 4;
+  const std::vector<int32_t> counts = {2, 0, 4, 1, 3};
+  // Row i of expert e is token (e * kMaxRows + i) % kTokens. Rows that are not valid hold NaNs.
+  std::vector<uint16_t> rows(kExperts * kMaxRows * kK, 0x7e00), sorted;
+  std::vector<int32_t> ids, valid;
+  for (int32_t e = 0; e < kExperts; ++e) {
+    for (int64_t i = 0; i < counts[e]; ++i) {
+      const int64_t row = e * kMaxRows + i;
+      const auto* const token =
+          reinterpret_cast<const uint16_t*>(x_.bytes.data()) + row % kTokens * kK;
+      std::copy(token, token + kK, rows.begin() + row * kK);
+      sorted.insert(sorted.end(), token, token + kK);
+      ids.push_back(e), valid.push_back(static_cast<int32_t>(row));
+    }
+  }
+  for (const int32_t how : {AWQD_UNQUANTIZED, AWQD_FP8_PER_TOKEN, AWQD_FP8_PER_BLOCK_128}) {
+    for (const int32_t y_dtype : {AWQD_FP32, AWQD_FP16}) {
+      const int64_t row_bytes = kMiddle * (y_dtype == AWQD_FP32 ? 4 : 2);
+      matmul_.m = static_cast<int64_t>(ids.size()), matmul_.top_k = 1;
+      matmul_.x = sorted.data(), matmul_.expert_ids = ids.data();
+      matmul_.y_dtype = y_dtype, matmul_.quantization = how;
+      ASSERT_EQ(Multiply(), AWQD_OK) << awqd_error_message();
+      std::vector<uint8_t> y(kExperts * kMaxRows * row_bytes, 0xa5);
+      std::vector<uint8_t> expected = y;
+      for (size_t i = 0; i < valid.size(); ++i) {
+        std::memcpy(&expected[valid[i] * row_bytes],
+                    reinterpret_cast<const uint8_t*>(y_.data()) + i * row_bytes, row_bytes);
+      }
+      masked_.max_rows = kMaxRows, masked_.expected_rows = how == AWQD_UNQUANTIZED ? 0 : 2;
+      masked_.x = rows.data(), masked_.y = y.data(), masked_.counts = counts.data();
+      masked_.y_dtype = y_dtype, masked_.quantization = how;
+      ASSERT_EQ(MultiplyMasked(), AWQD_OK) << awqd_error_message();
+      EXPECT_EQ(y, expected) << "quantization " << how << " y " << y_dtype;
+    }
+  }
+}
+
+TEST_F(ExpertsTest, RefusesWhatAreNoMasks) {
+  std::vector<int32_t> counts = {0, 1, 2, 1, 0};
+  masked_.max_rows = 2, masked_.x = x_.bytes.data(), masked_.y = y_.data();
+  masked_.counts = counts.data();
+  y_.assign(y_.size(), 9);
+  counts[3] = 3;
+  ExpectRefused(MultiplyMasked(), "args->counts[3]: got 3, expected 0 to 2");
+  counts[3] = -1;
+  ExpectRefused(MultiplyMasked(), "args->counts[3]: got -1, expected 0 to 2");
+  EXPECT_THAT(y_, Each(9)) << "nothing was computed";
+  counts[3] = 1;
+  const awqd_masked_matmul_args good = masked_;
+  const auto refused = [&](auto change, const std::string& message) {
+    masked_ = good;
+    change();
+    ExpectRefused(MultiplyMasked(), message);
+  };
+  refused([&] { masked_.size = 8; }, "args->size: got 8, expected 64");
+  refused([&] { masked_.max_rows = -1; }, "args->max_rows: got -1, expected 0 to 214748364");
+  refused([&] { masked_.max_rows = 214748365; }, "args->max_rows: got 214748365");
+  refused([&] { masked_.expected_rows = 3; }, "args->expected_rows: got 3, expected 0 to 2");
+  refused([&] { masked_.x_dtype = AWQD_INT8; }, "args->x_dtype: got INT8");
+  refused([&] { masked_.y_dtype = AWQD_INT32; }, "args->y_dtype: got INT32");
+  refused([&] { masked_.activation = AWQD_SITU; }, "args->activation: got situ");
+  refused([&] { masked_.quantization = AWQD_FP8_STATIC; }, "args->quantization: got 5");
+  refused([&] { masked_.x = nullptr; }, "args->x: got NULL");
+  refused([&] { masked_.y = nullptr; }, "args->y: got NULL");
+  refused([&] { masked_.counts = nullptr; }, "args->counts: got NULL");
+  masked_ = good;
+  masked_.max_rows = 0;
+  masked_.x = masked_.y = nullptr, masked_.counts = nullptr;
+  EXPECT_EQ(MultiplyMasked(), AWQD_OK) << "no rows: " << awqd_error_message();
 }
 
 TEST_F(ExpertsTest, RefusesWhatAreNoChoices) {

@@ -109,8 +109,10 @@ TEST(Library, StructuresKeepTheirLayout) {
   EXPECT_EQ(offsetof(awqd_matmul_args, path), 64u);
   EXPECT_EQ(offsetof(awqd_gated_mlp_args, linear_beta), 84u);
   static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_matmul_args) == 72);
+  static_assert(sizeof(void*) != 8 || sizeof(awqd_masked_matmul_args) == 64);
   static_assert(sizeof(void*) != 8 || sizeof(awqd_grouped_mlp_args) == 112);
   EXPECT_EQ(offsetof(awqd_grouped_matmul_args, quantization), 68u);
+  EXPECT_EQ(offsetof(awqd_masked_matmul_args, quantization), 60u);
   EXPECT_EQ(offsetof(awqd_grouped_mlp_args, quantization), 108u);
 }
 

@@ -78,6 +78,12 @@ class _GroupedMlpArgs(_Structure):
                 ("linear_beta", ctypes.c_float), ("quantization", ctypes.c_int32)]
 
 
+class _MaskedMatmulArgs(_Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("max_rows", ctypes.c_int64), ("expected_rows", ctypes.c_int64), ("x", _POINTER),
+                ("y", _POINTER), ("counts", _POINTER), ("x_dtype", ctypes.c_int32), ("y_dtype", ctypes.c_int32),
+                ("activation", ctypes.c_int32), ("quantization", ctypes.c_int32)]
+
+
 class _Workspace(ctypes.Structure):
     _fields_ = [("data", _POINTER), ("bytes", ctypes.c_int64)]
 
@@ -99,6 +105,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "awqd_gated_mlp_workspace": [ctypes.POINTER(_GatedMlpArgs), ctypes.POINTER(ctypes.c_int64)],
     "awqd_gated_mlp": [ctypes.POINTER(_GatedMlpArgs), _Workspace, _POINTER],
     "awqd_stack_make": [ctypes.POINTER(_POINTER), ctypes.c_size_t, ctypes.POINTER(_POINTER)],
+    "awqd_masked_matmul_workspace": [_POINTER, ctypes.POINTER(_MaskedMatmulArgs), ctypes.POINTER(ctypes.c_int64)],
+    "awqd_masked_matmul": [_POINTER, ctypes.POINTER(_MaskedMatmulArgs), _Workspace, _POINTER],
     "awqd_grouped_mlp_workspace": [ctypes.POINTER(_GroupedMlpArgs), ctypes.POINTER(ctypes.c_int64)],
     "awqd_grouped_mlp": [ctypes.POINTER(_GroupedMlpArgs), _Workspace, _POINTER],
 }
@@ -176,7 +184,7 @@ class Stack(_Owned):
     def __init__(self, weights: Sequence[Weight]) -> None:
         pointers = (_POINTER * len(weights))(*(weight.pointer for weight in weights))
         super().__init__("awqd_stack_free", _open("awqd_stack_make", pointers, len(weights)))
-        self.n = weights[0].n
+        self.k, self.n, self.experts = weights[0].k, weights[0].n, len(weights)
 
 
 class Checkpoint(_Owned):
@@ -271,3 +279,12 @@ def grouped_mlp(gate: Stack, up: Stack, down: Stack, activation: str, m: int, to
                                 y_dtype=_DTYPES[y_dtype], activation=ACTIVATIONS[activation],
                                 quantization=QUANTIZATIONS[quantization])
     return _Product("awqd_grouped_mlp", ctypes.byref(arguments))
+
+
+def masked_matmul(stack: Stack, max_rows: int, expected_rows: int, x: int, x_dtype: str, y: int, y_dtype: str, counts: int,
+                  quantization: str) -> _Product:
+    """The first counts[e], int32, of rows [experts, max_rows, K] times the weight of each expert."""
+    arguments = _MaskedMatmulArgs(max_rows=max_rows, expected_rows=expected_rows, x=x, y=y, counts=counts,
+                                  x_dtype=_DTYPES[x_dtype], y_dtype=_DTYPES[y_dtype],
+                                  quantization=QUANTIZATIONS[quantization])
+    return _Product("awqd_masked_matmul", stack.pointer, ctypes.byref(arguments))

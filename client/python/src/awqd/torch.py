@@ -141,6 +141,29 @@ class Local:
         return self._run(_library.grouped_mlp(of_gate, of_up, of_down, activation, len(x), ids.shape[1], x.data_ptr(), name, y.data_ptr(),
                                               name, ids.data_ptr(), weights.data_ptr()), y)
 
+    def masked(self, experts: str, x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor | None = None,
+               quantization: str = "none", expected_rows: int = 0) -> torch.Tensor:
+        """x[e, i] W + bias of each expert e of "model.layers.0.mlp.experts.*.up_proj" for the first counts[e] of its rows.
+
+        x: [experts, max_rows, K]. counts: int32 [experts], beside x; a CUDA graph can be replayed with others. out:
+        [experts, max_rows, N] of x's dtype, whose other rows stay as they are; new memory without one. expected_rows: of an
+        expert, which the choice of a kernel counts on; 0: max_rows.
+        """
+        stack = self._stack(experts)
+        if x.device != self.place or x.dim() != 3 or len(x) != stack.experts or x.shape[2] != stack.k:
+            raise InvalidArgument(f"x: got {list(x.shape)} on {x.device}, expected [{stack.experts}, max_rows, {stack.k}] on "
+                                  f"{self.place}", field="x")
+        y = x.new_empty(len(x), x.shape[1], stack.n) if out is None else out
+        for field, tensor, shape, dtype in (("counts", counts, (len(x),), torch.int32),
+                                            ("out", y, (len(x), x.shape[1], stack.n), x.dtype)):
+            if tensor.shape != shape or tensor.dtype != dtype or tensor.device != x.device or not tensor.is_contiguous():
+                raise InvalidArgument(f"{field}: got {list(tensor.shape)} of {tensor.dtype} on {tensor.device}, expected dense "
+                                      f"{list(shape)} of {dtype} on {x.device}", field=field)
+        x = x.contiguous()
+        name = _name(x.dtype)
+        return self._run(_library.masked_matmul(stack, x.shape[1], expected_rows, x.data_ptr(), name, y.data_ptr(), name,
+                                                counts.data_ptr(), quantization), y)
+
     def _stack(self, path: str) -> _library.Stack:
         """The experts of "model.layers.0.mlp.experts.*.up_proj"."""
         if path not in self._stacks:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/common/fixed_order.h"
+#include "kernels/cuda/common/mma16.h"
 #include "kernels/layouts/mma16.h"
 #include "tests/kernels/cuda/gpus.h"
 
@@ -98,8 +99,9 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
 }
 
 void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
-  for (DType x : {DType::kFp16, DType::kInt8}) {
+  for (DType x : {DType::kFp16, DType::kInt8, DType::kE4m3}) {
     if (x == DType::kInt8 && !weight.scheme.is_integer()) continue;
+    if (x == DType::kE4m3 && (!RefusesFloat8(weight).empty() || device.arch < 89)) continue;
     const RingBytes bytes = RingBytesOf(weight, x);
     const MatmulTile tile = ChooseMatmulTile(weight, m, device, x);
     bool compiled = false;
@@ -137,6 +139,20 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         ExpectFits(Weight(28672, 8192, group), m, Gpu(90, 132, bytes));
       }
     }
+  }
+}
+
+// Blocks of an L40S and an RTX 50 have 99 KB, those of a B200 227.
+TEST(ChooseMatmulTile, HasTilesOfE4m3ForEveryGpuWithSuchInstructions) {
+  for (const DeviceInfo& gpu : {Gpu(89, 142, 101376), Gpu(120, 84, 101376), Gpu(100, 148, 232448)}) {
+    for (const char* scheme : {"e4m3c+fp32", "e4m3b128x128+fp32", "e2m1g32+e8m0"}) {
+      for (const auto& [k, n] : {std::pair{4096, 28672}, {4096, 512}, {28672, 8192}}) {
+        const WeightShape weight = {k, n, ParseScheme(scheme).value()};
+        for (int64_t m = 1; m < 300; ++m) ExpectFits(weight, m, gpu);
+      }
+    }
+    const WeightShape blocks = {4096, 28672, ParseScheme("e4m3b128x128+fp32").value()};
+    EXPECT_EQ(ChooseMatmulTile(blocks, 128, gpu, DType::kE4m3).tokens, 128) << gpu.arch;
   }
 }
 
