@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "awqd/v1/inference.pb.h"
 #include "client/awqd_client.h"
@@ -104,6 +105,13 @@ class Ring {
   // The number is free for another call. No call of it is in flight.
   virtual absl::Status Release(uint32_t number) = 0;
 
+  // Shares memory of a GPU, as Client::ShareMemory, until UnshareMemory or the end of the ring.
+  // `descriptor`: of the memory, where the request has no handle (DeviceMemory::Kind::kDescriptor);
+  // it stays the caller's.
+  virtual absl::Status ShareMemory(const v1::ShareMemoryRequest& request, int descriptor = -1) = 0;
+  // NOT_FOUND for what is no region of this ring. Calls in flight go on.
+  virtual absl::Status UnshareMemory(absl::string_view region) = 0;
+
   // Runs a call and waits for its answer. RESOURCE_EXHAUSTED when every slot is in flight;
   // UNAVAILABLE when the server has gone; else as the server says. A caller that stops waiting at
   // its deadline gets DEADLINE_EXCEEDED; its slot and its tensors stay in use until the server
@@ -113,6 +121,8 @@ class Ring {
   // The two halves of Run. A slot that was submitted is awaited exactly once.
   virtual absl::StatusOr<uint32_t> Submit(const RingCall& call) = 0;
   virtual RingAnswer Wait(uint32_t slot) = 0;
+  // Whether Wait would return at once.
+  virtual bool answered(uint32_t slot) const = 0;
 
   // The shared memory as it is, for tests.
   virtual ring::Header* header() const = 0;

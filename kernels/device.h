@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/types.h"
 
 namespace awqd {
@@ -125,6 +126,11 @@ class Device {
   // cudaIpcMemHandle_t. UNIMPLEMENTED on a device that shares no memory so, INVALID_ARGUMENT for
   // what is no handle of it.
   virtual absl::StatusOr<Buffer> ImportMemory(absl::string_view /*handle*/) {
+    return SharesNothing();
+  }
+  // Likewise by a descriptor of the driver's own memory (VMM), at least the first `bytes` of it, for
+  // reading and writing, by the other GPUs of this process too where they reach this one.
+  virtual absl::StatusOr<Buffer> ImportMemory(const UniqueFd& /*descriptor*/, int64_t /*bytes*/) {
     return SharesNothing();
   }
   // Likewise an event of another process; `handle`: the bytes of a cudaIpcEventHandle_t.

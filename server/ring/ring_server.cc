@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,17 +66,21 @@ struct RingServer::Connection {
   std::string client;  // an identity, or the origin
   absl::Time opened;
   std::string input;            // read and not handled
+  UniqueFd descriptor;          // came with it; the next kShare takes it
   std::shared_ptr<void> place;  // until the ring has it
   std::shared_ptr<Ring> ring;
+  security::IdentityPtr identity;
+  std::map<std::string, std::shared_ptr<void>, std::less<>> regions;  // shared by this connection
   std::string ended;  // why; empty: it goes on
 };
 
 RingServer::RingServer(const Options& options, transport::Admission* admission,
-                       transport::CallLoop* loop, Prepare prepare)
+                       transport::CallLoop* loop, Prepare prepare, Share share)
     : options_(options),
       admission_(admission),
       loop_(loop),
       prepare_(std::move(prepare)),
+      share_(std::move(share)),
       empty_(admission->AddMethod("awqd.ring.Ring/Empty", security::Need::kInfer)),
       chains_(admission->AddMethod("awqd.ring.QuantizedInference/Chain", security::Need::kInfer)) {}
 
@@ -281,7 +286,27 @@ void RingServer::ReadSocket(Connection* connection) {
   // Whoever sends faster than frames are handled waits.
   if (connection->input.size() >= sizeof(Frame) + kMaxBodyBytes) return;
   std::array<char, kReadBytes> bytes;
-  const ssize_t got = recv(connection->socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  iovec part = {bytes.data(), bytes.size()};
+  // Room for one descriptor: the system closes those beyond it.
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t got =
+      recvmsg(connection->socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const cmsghdr* const header = got >= 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    if (header->cmsg_len >= CMSG_LEN(sizeof(fd))) std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+    UniqueFd received(fd);
+    if (connection->descriptor.ok()) {
+      connection->ended = "a descriptor before the last one was taken";
+      return;
+    }
+    connection->descriptor = std::move(received);
+  }
   if (got > 0) {
     connection->input.append(bytes.data(), static_cast<size_t>(got));
   } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
@@ -300,7 +325,8 @@ void RingServer::HandleFrame(Connection* connection) {
   connection->input.erase(0, sizeof(Frame) + frame.bytes);
   const bool has_ring = connection->ring != nullptr;
   absl::StatusOr<uint64_t> value = absl::InvalidArgumentError(absl::StrCat(
-      "kind: got ", frame.kind, has_ring ? ", expected kPrepare or kRelease" : ", expected kOpen"));
+      "kind: got ", frame.kind,
+      has_ring ? ", expected kPrepare, kRelease, kShare or kUnshare" : ", expected kOpen"));
   PreparedBody prepared = {};
   absl::string_view reply;
   const absl::Status handled = CatchExceptions([&]() -> absl::Status {
@@ -316,6 +342,17 @@ void RingServer::HandleFrame(Connection* connection) {
     } else if (has_ring && frame.kind == kRelease) {
       value = 0;
       return connection->ring->Release(frame.value);
+    } else if (has_ring && frame.kind == kShare) {
+      value = 0;
+      return ShareMemory(connection, body);
+    } else if (has_ring && frame.kind == kUnshare) {
+      value = 0;
+      const auto region = connection->regions.find(body);
+      if (region == connection->regions.end()) {
+        return absl::NotFoundError(absl::StrCat("region: got \"", obs::LogText(body, 64),
+                                                "\", expected one that this ring shares"));
+      }
+      connection->regions.erase(region);
     }
     return value.status();
   });
@@ -364,6 +401,7 @@ absl::Status RingServer::OpenRing(Connection* connection, absl::string_view body
         std::move(connection->place), *std::move(place));
     connection->client = (*identity)->name;
   }
+  connection->identity = *identity;
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Memory> memory,
                         Memory::Create(open.slots, open.payload_bytes));
   connection->event = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -385,6 +423,13 @@ absl::Status RingServer::OpenRing(Connection* connection, absl::string_view body
                    {"origin", connection->origin},
                    {"slots", int64_t{open.slots}},
                    {"bytes", static_cast<int64_t>(size)}});
+  return absl::OkStatus();
+}
+
+absl::Status RingServer::ShareMemory(Connection* connection, absl::string_view body) {
+  AWQD_ASSIGN_OR_RETURN(SharedRegion region, share_(connection->identity, body,
+                                                    std::move(connection->descriptor)));
+  connection->regions[std::move(region.name)] = std::move(region.held);
   return absl::OkStatus();
 }
 

@@ -50,9 +50,18 @@ class RingServer {
   using Prepare = std::function<absl::StatusOr<PreparedPtr>(
       uint64_t method, absl::string_view request, transport::Charge charge)>;
 
+  // Maps memory that a ring's client shares: an awqd.v1.ShareMemoryRequest, and the memory's
+  // descriptor, if one came. It is a region of the client's until the result is destroyed.
+  struct SharedRegion {
+    std::string name;
+    std::shared_ptr<void> held;
+  };
+  using Share = std::function<absl::StatusOr<SharedRegion>(
+      const security::IdentityPtr& identity, absl::string_view request, UniqueFd descriptor)>;
+
   // Before `admission` and `loop`, which outlive it, start.
   RingServer(const Options& options, transport::Admission* admission, transport::CallLoop* loop,
-             Prepare prepare);
+             Prepare prepare, Share share);
   ~RingServer();
 
   // Listens. `mode`: permissions of the socket file. Connections that do not open a ring within
@@ -85,6 +94,7 @@ class RingServer {
   // Handles the first frame that was read, if all of it was.
   void HandleFrame(Connection* connection);
   absl::Status OpenRing(Connection* connection, absl::string_view body);
+  absl::Status ShareMemory(Connection* connection, absl::string_view body);
   // A place of the client's, and one of those of all if `of_all`, until the result is destroyed.
   absl::StatusOr<std::shared_ptr<void>> TakePlace(const std::string& client, bool of_all);
   void Reply(Connection* connection, const absl::Status& status, uint64_t value,
@@ -99,6 +109,7 @@ class RingServer {
   transport::Admission* const admission_;
   transport::CallLoop* const loop_;
   const Prepare prepare_;
+  const Share share_;
   transport::Admission::Entry* const empty_;
   transport::Admission::Entry* const chains_;
   const std::shared_ptr<Places> places_ = std::make_shared<Places>();

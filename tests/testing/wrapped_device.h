@@ -2,6 +2,10 @@
 // failed and recovered. Weights may be prepared on it or on the wrapped device.
 #pragma once
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -94,6 +98,21 @@ class WrappedDevice final : public Device {
     ++*imported_;
     return Buffer(const_cast<void*>(exported.data), exported.bytes,
                   [imported = imported_](void*, int64_t) { --*imported; });
+  }
+  // `descriptor`: of a memfd.
+  absl::StatusOr<Buffer> ImportMemory(const UniqueFd& descriptor, int64_t bytes) override {
+    const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 0));
+    struct stat file = {};
+    void* const data =
+        fstat(descriptor.get(), &file) == 0 && S_ISREG(file.st_mode) && bytes <= file.st_size
+            ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0)
+            : MAP_FAILED;
+    if (data == MAP_FAILED) return absl::InvalidArgumentError("got no memory of that size");
+    ++*imported_;
+    return Buffer(data, bytes, [imported = imported_](void* mapped, int64_t length) {
+      munmap(mapped, static_cast<size_t>(length));
+      --*imported;
+    });
   }
   absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override {
     if (handle != EventHandle()) return absl::InvalidArgumentError("got no handle");

@@ -21,11 +21,21 @@ absl::StatusOr<std::shared_ptr<SharedEvent>> ImportEvent(Device& device, const s
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(Device* device,
-                                                                         const Handles& handles) {
+absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(
+    Device* device, const Handles& handles, const UniqueFd& descriptor) {
   const int64_t offset = handles.offset, size = handles.size;
-  absl::StatusOr<Buffer> memory = device->ImportMemory(handles.memory);
-  if (!memory.ok()) return wire::WithField(Prefixed(kMemory, memory.status()), kMemory);
+  if (descriptor.ok() && !handles.memory.empty()) {
+    return wire::FieldError(kMemory, "a handle and a descriptor", "one of them");
+  }
+  // A descriptor does not tell how large its memory is: the driver refuses to map more.
+  int64_t end = 0;
+  const bool overflows = __builtin_add_overflow(offset, size, &end);
+  absl::StatusOr<Buffer> memory =
+      !descriptor.ok() ? device->ImportMemory(handles.memory)
+      : overflows      ? absl::InvalidArgumentError("got a size of 2^63 bytes or more")
+                       : device->ImportMemory(descriptor, end);
+  const absl::string_view from = descriptor.ok() ? "descriptor" : kMemory;
+  if (!memory.ok()) return wire::WithField(Prefixed(from, memory.status()), from);
   if (offset < 0 || size < 0 || size > memory->size() || offset > memory->size() - size) {
     return wire::FieldError("size", absl::StrCat(size, " bytes from byte ", offset, " on"),
                             absl::StrCat("a range within the allocation's ", memory->size()));

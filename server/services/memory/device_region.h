@@ -31,8 +31,9 @@ class DeviceRegion : public std::enable_shared_from_this<DeviceRegion> {
     std::string finished;  // recorded after the last kernel
   };
   // INVALID_ARGUMENT names the field of ShareMemoryRequest.
-  static absl::StatusOr<std::shared_ptr<const DeviceRegion>> Import(Device* device,
-                                                                    const Handles& handles);
+  // `descriptor`: of the memory, in place of its handle (Device::ImportMemory).
+  static absl::StatusOr<std::shared_ptr<const DeviceRegion>> Import(
+      Device* device, const Handles& handles, const UniqueFd& descriptor = UniqueFd());
 
   int64_t size() const { return size_; }
   const Device& device() const { return *device_; }

@@ -368,8 +368,25 @@ std::unique_ptr<ring::RingServer> MakeServer(const Env& env) {
                           "1 QuantizedMatmul, 2 GroupedQuantizedMatmul, 3 GatedMlp or 4, a chain");
     }
   };
+  auto share =
+      [&env](const security::IdentityPtr& identity, absl::string_view bytes,
+             UniqueFd descriptor) -> absl::StatusOr<ring::RingServer::SharedRegion> {
+    v1::ShareMemoryRequest request;
+    if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+      return wire::DoesNotParse(bytes.size(), *v1::ShareMemoryRequest::descriptor());
+    }
+    absl::StatusOr<Region> region = ImportRegion(env, request, std::move(descriptor));
+    if (!region.ok()) return wire::ForClient(region.status());
+    const std::string owner = OwnerName(identity);
+    AWQD_RETURN_IF_ERROR(env.regions->Register(owner, *std::move(region)));
+    const auto unregister = [&env, owner, name = request.region()](void*) {
+      env.regions->Unregister(owner, name, RegionKind::kDevice);
+    };
+    return ring::RingServer::SharedRegion{request.region(),
+                                          std::shared_ptr<void>(nullptr, unregister)};
+  };
   return std::make_unique<ring::RingServer>(env.options.ring, env.admission, env.loop,
-                                            std::move(prepare));
+                                            std::move(prepare), std::move(share));
 }
 
 }  // namespace awqd::services::rings
