@@ -53,7 +53,7 @@ struct RingPrepared {
 
 // A step of a chain.
 struct RingStep {
-  RingPrepared call;  // its tensors in the payload
+  RingPrepared call;  // its tensors in the payload, or those of all steps in one region of a GPU
   // 0: it takes the activations of the chain; i: the result of step i, from 1, an earlier one.
   uint32_t x = 0;
   uint32_t router = 0;  // the same of its router weights, or of the logits of its router
@@ -100,7 +100,8 @@ class Ring {
   // Prepares a chain: its steps run in order, without the client, and have one answer. The results
   // of all lie one after the other from y_offset on, those of each for all tokens. Ids, router
   // weights, logits and scales are the same for all steps that take them. y_columns and y_dtype are
-  // those of the last. The calls of the steps may be released.
+  // those of the last. The calls of the steps may be released. In a region the steps wait for each
+  // other on the GPU.
   virtual absl::StatusOr<RingPrepared> PrepareChain(const std::vector<RingStep>& steps) = 0;
   // The number is free for another call. No call of it is in flight.
   virtual absl::Status Release(uint32_t number) = 0;

@@ -82,6 +82,12 @@ class SharedEvent {
   virtual absl::Status Record(StreamView stream) = 0;
 };
 
+// A point in a stream of this process, for later work of any of its streams. Used by one thread at a
+// time.
+struct StreamPoint {
+  std::shared_ptr<SharedEvent> event;  // null: not recorded, or all of the work is done
+};
+
 enum class MemoryKind : uint8_t {
   kDevice,   // buffers that kernels read and write
   kWeights,  // as kDevice, but apart from it, so that unloading returns all memory of a weight
@@ -137,6 +143,10 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view /*handle*/) {
     return SharesNothing();
   }
+
+  // An event of this device, whose other process is this one. UNIMPLEMENTED where work is done when
+  // a call returns.
+  virtual absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() { return SharesNothing(); }
 
   // True if the host can read and write device memory directly, as on the CPU, so that copies can
   // be skipped.

@@ -44,6 +44,8 @@ class WrappedDevice final : public Device {
   // How often events were waited for and recorded. Their handle is EventHandle().
   int64_t waits() const { return *waits_; }
   int64_t records() const { return *records_; }
+  // How often the host waited for a stream.
+  int64_t synchronizations() const { return synchronizations_; }
   static std::string EventHandle() { return std::string(64, 'e'); }
 
   Device& inner() { return *inner_; }
@@ -118,6 +120,9 @@ class WrappedDevice final : public Device {
     if (handle != EventHandle()) return absl::InvalidArgumentError("got no handle");
     return std::make_unique<CountedEvent>(waits_, records_);
   }
+  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() override {
+    return std::make_unique<CountedEvent>(waits_, records_);
+  }
   bool host_addressable() const override { return host_addressable_; }
   Device& backend() override { return inner_->backend(); }
   bool healthy() const override { return !broken_ && inner_->healthy(); }
@@ -156,6 +161,7 @@ class WrappedDevice final : public Device {
         : inner_(std::move(inner)), device_(device) {}
     StreamView view() const override { return inner_->view(); }
     absl::Status Synchronize() override {
+      ++device_->synchronizations_;
       if (device_->broken_) return Fault();
       return inner_->Synchronize();
     }
@@ -174,6 +180,7 @@ class WrappedDevice final : public Device {
   std::atomic<int64_t> copies_to_device_{0};
   std::atomic<int64_t> copies_to_host_{0};
   std::atomic<int64_t> copies_of_pieces_{0};
+  mutable std::atomic<int64_t> synchronizations_{0};
   const Counter imported_ = MakeCounter(), waits_ = MakeCounter(), records_ = MakeCounter();
 };
 

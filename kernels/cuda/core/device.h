@@ -38,6 +38,7 @@ class CudaDevice final : public Device, public MemoryExporter {
   absl::StatusOr<Buffer> ImportMemory(absl::string_view handle) override;
   absl::StatusOr<Buffer> ImportMemory(const UniqueFd& descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override;
+  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() override;
   // Memory of the driver's own (VMM), apart from the pools, in units of its granularity, 2 MiB.
   absl::StatusOr<ExportedMemory> Export(int64_t bytes) override;
   absl::StatusOr<Buffer> Import(const UniqueFd& descriptor, int64_t bytes) override;

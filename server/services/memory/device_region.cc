@@ -43,15 +43,23 @@ absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(
   std::shared_ptr<DeviceRegion> out(new DeviceRegion(device, *std::move(memory), offset, size));
   AWQD_ASSIGN_OR_RETURN(out->ready_, ImportEvent(*device, handles.ready, "ready_event"));
   AWQD_ASSIGN_OR_RETURN(out->finished_, ImportEvent(*device, handles.finished, "finished_event"));
+  out->early_ = handles.early;
+  if (handles.early && out->finished_ == nullptr) {
+    return wire::FieldError("early_answers", "true without finished_event",
+                            "the event that says when results are there");
+  }
   return out;
 }
 
-absl::Status DeviceRegion::Copy(const CopyPiece& piece) const {
+absl::Status DeviceRegion::Copy(const CopyPiece& piece, const StreamPoint* point) const {
   MutexLock lock(&mu_);
   if (copies_ == nullptr) {
     AWQD_ASSIGN_OR_RETURN(copies_, device_->CreateCopyStream());
   }
   if (ready_ != nullptr) AWQD_RETURN_IF_ERROR(ready_->Wait(copies_->view()));
+  if (point != nullptr && point->event != nullptr) {
+    AWQD_RETURN_IF_ERROR(point->event->Wait(copies_->view()));
+  }
   AWQD_RETURN_IF_ERROR(device_->CopyPieces({&piece, 1}, copies_->view()));
   if (finished_ != nullptr) AWQD_RETURN_IF_ERROR(finished_->Record(copies_->view()));
   return copies_->Synchronize();

@@ -57,7 +57,8 @@ absl::StatusOr<Region> ImportRegion(const Env& env, const v1::ShareMemoryRequest
                                               .offset = request.offset(),
                                               .size = request.size(),
                                               .ready = request.ready_event(),
-                                              .finished = request.finished_event()},
+                                              .finished = request.finished_event(),
+                                              .early = request.early_answers()},
                                              descriptor));
   return Region{.name = request.region(),
                 .offset = request.offset(),

@@ -200,8 +200,12 @@ class RingCodec final : public Codec<typename Method::Request> {
   absl::StatusOr<SharedRange> Open(const Env& env, const std::string& owner,
                                    const v1::SharedMemory& range, SharedMemory::Access access,
                                    absl::string_view field) const override {
-    if (!InPayload(range)) return env.regions->Open(owner, range, access, field);
     const bool read = access == SharedMemory::Access::kRead;
+    if (!InPayload(range)) {
+      AWQD_ASSIGN_OR_RETURN(SharedRange out, env.regions->Open(owner, range, access, field));
+      if (out.on_device()) out.SetPoints(call_->waits_for(), read ? nullptr : call_->marks());
+      return out;
+    }
     AWQD_ASSIGN_OR_RETURN(char* const data,
                           FindPayload(*call_->memory(), range.offset(), range.size(),
                                       read ? "x_offset" : "y_offset"));
@@ -261,9 +265,11 @@ class PreparedOf final : public ring::Prepared,
 
   const Request& request() const { return request_; }
   const PreparedBody& body() const override { return body_; }
-  bool in_payload() const override {
-    return InPayload(request_.activations().shared_memory()) &&
-           InPayload(request_.output_shared_memory());
+  std::optional<std::string> place() const override {
+    const v1::SharedMemory& x = request_.activations().shared_memory();
+    const v1::SharedMemory& y = request_.output_shared_memory();
+    const bool objects = !x.name().empty() || !y.name().empty();
+    return objects || x.region() != y.region() ? std::nullopt : std::optional(x.region());
   }
   transport::Admission::Entry* entry() const override { return entry_; }
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
