@@ -73,8 +73,7 @@ std::string NameOf(const Driver& driver, int error) {
 
 absl::Status Check(const Driver& driver, int error, absl::string_view call) {
   if (error == 0) return absl::OkStatus();
-  const std::string text =
-      absl::StrCat("memory of a GPU: ", call, ": ", NameOf(driver, error));
+  const std::string text = absl::StrCat("memory of a GPU: ", call, ": ", NameOf(driver, error));
   return error == kOutOfMemory ? absl::ResourceExhaustedError(text)
                                : absl::FailedPreconditionError(text);
 }
@@ -149,8 +148,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Allocate(int gpu, in
       Check(driver, driver.bus_id(bus_id, sizeof(bus_id), device), "cuDeviceGetPCIBusId"));
   std::unique_ptr<DeviceMemory> out(new DeviceMemory(bytes));
   out->bus_id_ = bus_id;
-  AWQD_RETURN_IF_ERROR(Check(driver, driver.retain_context(&out->context_, device),
-                             "cuDevicePrimaryCtxRetain"));
+  AWQD_RETURN_IF_ERROR(
+      Check(driver, driver.retain_context(&out->context_, device), "cuDevicePrimaryCtxRetain"));
   out->device_ = device;
   const Current current(out->context_);
   AWQD_RETURN_IF_ERROR(current.status());
@@ -214,7 +213,8 @@ absl::Status DeviceMemory::CheckRange(int64_t offset, int64_t bytes) const {
   if (offset >= 0 && bytes >= 0 && bytes <= bytes_ && offset <= bytes_ - bytes) {
     return absl::OkStatus();
   }
-  return Invalid("offset: got ", offset, " for ", bytes, " bytes, expected a range within ", bytes_);
+  return Invalid("offset: got ", offset, " for ", bytes, " bytes, expected a range within ",
+                 bytes_);
 }
 
 absl::Status DeviceMemory::Write(int64_t offset, absl::string_view bytes) const {
@@ -223,8 +223,7 @@ absl::Status DeviceMemory::Write(int64_t offset, absl::string_view bytes) const 
   const Current current(context_);
   AWQD_RETURN_IF_ERROR(current.status());
   const uint64_t to = address_ + static_cast<uint64_t>(offset);
-  AWQD_RETURN_IF_ERROR(
-      Check(driver, driver.write(to, bytes.data(), bytes.size()), "cuMemcpyHtoD"));
+  AWQD_RETURN_IF_ERROR(Check(driver, driver.write(to, bytes.data(), bytes.size()), "cuMemcpyHtoD"));
   return Check(driver, driver.synchronize(), "cuCtxSynchronize");
 }
 

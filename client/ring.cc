@@ -161,8 +161,7 @@ class MappedRing final : public Ring {
   // Sends a frame and receives its answer. `fds`: takes three descriptors, or null. `descriptor`: as
   // SendAll.
   absl::StatusOr<Frame> Exchange(uint32_t kind, uint64_t value, absl::string_view body,
-                                 std::string* answer, UniqueFd* fds = nullptr,
-                                 int descriptor = -1)
+                                 std::string* answer, UniqueFd* fds = nullptr, int descriptor = -1)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(socket_mu_);
   template <typename Request>
   absl::StatusOr<RingPrepared> PrepareRequest(ring::Method method, Request request);
@@ -265,10 +264,9 @@ absl::StatusOr<Frame> MappedRing::Exchange(uint32_t kind, uint64_t value, absl::
     return Invalid("request: got ", body.size(), " bytes, expected at most ", ring::kMaxBodyBytes,
                    " of one that is prepared");
   }
-  AWQD_RETURN_IF_ERROR(
-      SendAll(socket_.get(),
-              {.kind = kind, .bytes = static_cast<uint32_t>(body.size()), .value = value}, body,
-              descriptor));
+  AWQD_RETURN_IF_ERROR(SendAll(
+      socket_.get(), {.kind = kind, .bytes = static_cast<uint32_t>(body.size()), .value = value},
+      body, descriptor));
   Frame frame;
   AWQD_RETURN_IF_ERROR(
       ReceiveAll(socket_.get(), reinterpret_cast<char*>(&frame), sizeof(frame), fds));

@@ -437,6 +437,7 @@ void AddBenchFlags(CLI::App* sub, Flags& all) {
          "Keep activations and results in memory of GPU N of this process (default 0), which the "
          "server, run with --cuda_shared_memory, reads and writes there")
       ->expected(0, 1)
+      ->default_str("0")
       ->type_name("[N]")
       ->excludes(shared)
       ->excludes(protocol);

@@ -336,9 +336,8 @@ absl::Status RunBench(const Target& target, const Plan& plan, const BenchProgres
   std::vector<std::unique_ptr<client::SharedRegion>> regions;
   for (const Payload& payload : payloads.all()) {
     if (payload.device_memory != nullptr) {
-      AWQD_ASSIGN_OR_RETURN(
-          regions.emplace_back(),
-          sharing->ShareMemory(payload.device_memory->Request(payload.region)));
+      AWQD_ASSIGN_OR_RETURN(regions.emplace_back(),
+                            sharing->ShareMemory(payload.device_memory->Request(payload.region)));
     }
     AWQD_RETURN_IF_ERROR(TryOnce(connections, payload));
   }

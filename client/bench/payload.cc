@@ -82,8 +82,7 @@ absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Call&
 
 // The same in memory of a GPU.
 template <typename Call>
-absl::Status MoveToDevice(const Plan& plan, int64_t answer_elements, Call& call,
-                          Payload& payload) {
+absl::Status MoveToDevice(const Plan& plan, int64_t answer_elements, Call& call, Payload& payload) {
   std::string& x = call.activations.bytes;
   const auto in = static_cast<int64_t>(x.size());
   const int64_t out = AnswerBytes(plan, answer_elements);

@@ -278,7 +278,7 @@ class LocalEngine final : public Engine {
     constexpr int64_t kRestPinned = int64_t{32} << 20;
     staging_.FreeKept(device_->host_addressable() ? 0 : kRestPinned);
     for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-      if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
+      if (!slot->mu.TryLock()) continue;   // at work, so not idle after all
       slot->lane->Settle().IgnoreError();  // the next batch finds the fault again
       slot->lane->FreeHostBuffers();
       slot->mu.Unlock();

@@ -29,6 +29,9 @@
 namespace awqd::transport {
 class CallLoop;
 }
+namespace awqd::v1 {
+class ShareMemoryRequest;
+}
 
 namespace awqd::services {
 

@@ -2,6 +2,8 @@
 // messages wherever tensors begin, events order them, and neither wrong handles nor clients and
 // servers that are killed harm anybody. By rings too, with descriptors, chains and early answers; it
 // prints what those take.
+#include "client/device_memory.h"
+
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -27,7 +29,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "client/device_memory.h"
 #include "client/ring.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -321,16 +322,18 @@ TEST_F(GpuDeviceMemoryTest, DescriptorsByTheRing) {
     const auto chain = ring.PrepareChain({{*first}, {*second, 1}, {*first, 2}, {*second, 3}});
     ASSERT_TRUE(chain.ok()) << chain.status();
     client::RingCall run = {.call = first->number, .tokens = tokens, .y_offset = 16 << 20};
-    const auto y_bytes = static_cast<int64_t>(middle->output.bytes.size() + end->output.bytes.size());
+    const auto y_bytes =
+        static_cast<int64_t>(middle->output.bytes.size() + end->output.bytes.size());
     const double single_us = MedianUs([&] { ASSERT_TRUE(ring.Run(run).status.ok()); });
     EXPECT_EQ(*(*memory)->Read(16 << 20, static_cast<int64_t>(middle->output.bytes.size())),
               middle->output.bytes);
     run.call = chain->number;
     const double chain_us = MedianUs([&] { ASSERT_TRUE(ring.Run(run).status.ok()); });
     EXPECT_EQ(*(*memory)->Read(16 << 20, y_bytes), middle->output.bytes + end->output.bytes);
-    std::printf("ring, %ld tokens of %ld x %ld in a descriptor's memory: p50 %.1f us; a chain of "
-                "four %.1f us\n",
-                tokens, kK, kN, single_us, chain_us);
+    std::printf(
+        "ring, %ld tokens of %ld x %ld in a descriptor's memory: p50 %.1f us; a chain of "
+        "four %.1f us\n",
+        tokens, kK, kN, single_us, chain_us);
   }
 }
 
@@ -354,8 +357,8 @@ TEST_F(GpuDeviceMemoryTest, EarlyAnswersAreOrderedByTheirEvent) {
     us[early ? 1 : 0] = MedianUs([&] { ASSERT_TRUE((*ring)->Run(run).status.ok()); });
     std::string got(expected.size(), '\0');
     for (int i = 0; i < 200; ++i) {
-      Exported::Check(cudaMemsetAsync(exported_->At(16 << 20), 0xee, expected.size(),
-                                      exported_->stream()));
+      Exported::Check(
+          cudaMemsetAsync(exported_->At(16 << 20), 0xee, expected.size(), exported_->stream()));
       Exported::Check(cudaStreamSynchronize(exported_->stream()));
       if (i % 2 == 0) {
         ASSERT_TRUE((*ring)->Run(run).status.ok());
@@ -428,8 +431,8 @@ TEST(GpuHostWait, HowLongItTakes) {
     }
   });
   EXPECT_EQ(*static_cast<uint32_t*>(word), count);
-  std::printf("a short kernel and its wait: p50 %.1f us by the stream, %.1f us by a word\n", stream_us,
-              word_us);
+  std::printf("a short kernel and its wait: p50 %.1f us by the stream, %.1f us by a word\n",
+              stream_us, word_us);
   cudaFreeHost(word);
 }
 

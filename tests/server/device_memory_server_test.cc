@@ -39,10 +39,9 @@ class DeviceMemoryServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
     repository_.Write("tiny/config.json", testing::AwqConfig());
-    repository_.Write("tiny/model.safetensors",
-                      testing::SafetensorsOf(
-                          testing::Merge(testing::AwqLinear("layer", kK, kN, 32),
-                                         testing::AwqLinear("back", kN, kK, 32, 0x12))));
+    repository_.Write("tiny/model.safetensors", testing::SafetensorsOf(testing::Merge(
+                                                    testing::AwqLinear("layer", kK, kN, 32),
+                                                    testing::AwqLinear("back", kN, kK, 32, 0x12))));
     options_.model_repository = repository_.path();
     options_.device = "cpu";
     options_.cpu_threads = 1;
@@ -354,8 +353,11 @@ TEST_F(DeviceMemoryRingTest, DescriptorsThatCannotBe) {
   v1::ShareMemoryRequest request = Region("r");
   refuse(request, shared_->descriptor(),
          "cuda_ipc_memory: got a handle and a descriptor, expected one of them");
-  for (const auto& [offset, size] :
-       {std::pair<int64_t, int64_t>{0, kBytes + 1}, {1, kBytes}, {INT64_MAX, 2}, {-1, 2}, {0, -1}}) {
+  for (const auto& [offset, size] : {std::pair<int64_t, int64_t>{0, kBytes + 1},
+                                     {1, kBytes},
+                                     {INT64_MAX, 2},
+                                     {-1, 2},
+                                     {0, -1}}) {
     request = good;
     request.set_offset(offset);
     request.set_size(size);
@@ -464,8 +466,8 @@ TEST_F(DeviceMemoryRingTest, AwqctlBenchesIt) {
   }
   plan.gpu = 1;
   std::vector<bench::PointResult> results;
-  EXPECT_THAT(bench::RunBench({.address = absl::StrCat("127.0.0.1:", server_->port())}, plan, nullptr,
-                              &results)
+  EXPECT_THAT(bench::RunBench({.address = absl::StrCat("127.0.0.1:", server_->port())}, plan,
+                              nullptr, &results)
                   .ToString(),
               HasSubstr("memory of a GPU: GPU 1: CUDA_ERROR_INVALID_VALUE"));
 }

@@ -204,8 +204,8 @@ absl::StatusOr<Buffer> CudaDevice::ImportMemory(const UniqueFd& descriptor, int6
   AWQD_ASSIGN_OR_RETURN(const int64_t unit, Granularity(info_.index));
   // No GPU has more; rounding up cannot overflow then.
   if (bytes <= 0 || bytes > info_.memory_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("got memory of ", bytes, " bytes, expected 1 to ",
-                                                   info_.memory_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("got memory of ", bytes, " bytes, expected 1 to ", info_.memory_bytes));
   }
   absl::StatusOr<Buffer> mapped =
       MapDescriptor(descriptor, RoundUp(bytes, unit), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

@@ -20,11 +20,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "absl/strings/match.h"
 #include "awqd/ring/layout.h"
 #include "client/device_memory.h"
 #include "client/ring.h"
@@ -202,7 +202,7 @@ class RingFaultsTest : public ServerTest {
 
   // Killed at any step: while it starts, connects, prepares, or with calls in flight.
   void BeKilled(std::mt19937_64& random) const {
-    std::vector<std::string> args = {"bench",          "--weight=m/layer", "--tokens=1,300",
+    std::vector<std::string> args = {"bench",           "--weight=m/layer", "--tokens=1,300",
                                      "--ring=" + path_, "--warmup=0",       "--duration=60",
                                      "--concurrency=2"};
     if (OnGpu()) args.push_back(absl::StrCat("--device_tensors=", Gpu()));
@@ -360,8 +360,10 @@ class RingFaultsTest : public ServerTest {
     if (!product.ok()) return;
     std::vector<uint32_t> slots;
     for (int i = 0; i < 4; ++i) {
-      RingCall call = {
-          .call = product->number, .tokens = 5, .x_offset = i * 16384, .y_offset = i * 16384 + 8192};
+      RingCall call = {.call = product->number,
+                       .tokens = 5,
+                       .x_offset = i * 16384,
+                       .y_offset = i * 16384 + 8192};
       if (i == 3) call.y_offset = OddNumber(random);
       const auto slot = ring->Submit(call);
       if (slot.ok()) slots.push_back(*slot);
