@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,9 @@ struct Step {
 // A chain that runs: keeps its call until the last step has ended.
 class Progress : public std::enable_shared_from_this<Progress> {
  public:
-  Progress(const std::vector<Step>& steps, std::shared_ptr<Call> call)
-      : steps_(steps), call_(std::move(call)) {}
+  // `on_device`: the tensors of the steps are in a region.
+  Progress(const std::vector<Step>& steps, bool on_device, std::shared_ptr<Call> call)
+      : steps_(steps), on_device_(on_device), call_(std::move(call)) {}
 
   // Starts step `index`, or ends the call.
   void Run(size_t index);
@@ -44,7 +47,9 @@ class Progress : public std::enable_shared_from_this<Progress> {
   class StepCall;
 
   const std::vector<Step> steps_;
+  const bool on_device_;
   const std::shared_ptr<Call> call_;
+  std::shared_ptr<StreamPoint> point_;  // behind the last step; of the thread that runs a step
   Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;
@@ -87,6 +92,11 @@ void Progress::Run(size_t index) {
     cancel_ = nullptr;
   }
   const auto step_call = std::make_shared<StepCall>(shared_from_this(), index, request);
+  if (on_device_) {
+    const auto before = std::move(point_);
+    point_ = index + 1 < steps_.size() ? std::make_shared<StreamPoint>() : nullptr;
+    step_call->SetPoints(before, point_);
+  }
   std::function<void()> cancel = step.prepared->Run(step_call);
   bool cancelled = false;
   {
@@ -128,20 +138,22 @@ void Progress::EndStep(size_t index, const absl::Status& status, Outcome outcome
 
 class Chain final : public Prepared {
  public:
-  Chain(std::vector<Step> steps, const PreparedBody& body, transport::Admission::Entry* entry)
-      : steps_(std::move(steps)), body_(body), entry_(entry) {}
+  Chain(std::vector<Step> steps, bool on_device, const PreparedBody& body,
+        transport::Admission::Entry* entry)
+      : steps_(std::move(steps)), on_device_(on_device), body_(body), entry_(entry) {}
 
   transport::Admission::Entry* entry() const override { return entry_; }
   const PreparedBody& body() const override { return body_; }
-  bool in_payload() const override { return false; }  // no step of another
+  std::optional<std::string> place() const override { return std::nullopt; }  // no step of another
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
-    const auto progress = std::make_shared<Progress>(steps_, call);
+    const auto progress = std::make_shared<Progress>(steps_, on_device_, call);
     progress->Run(0);
     return [progress] { progress->Cancel(); };
   }
 
  private:
   const std::vector<Step> steps_;
+  const bool on_device_;
   const PreparedBody body_;
   transport::Admission::Entry* const entry_;
 };
@@ -158,6 +170,7 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
   }
   std::vector<Step> out(count);
   PreparedBody body = {};
+  std::string region;
   for (size_t i = 0; i < count; ++i) {
     ChainStep wanted;
     std::memcpy(&wanted, steps.data() + i * sizeof(wanted), sizeof(wanted));
@@ -167,8 +180,17 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
     };
     Step& step = out[i];
     step = {ring.FindPrepared(wanted.call), wanted.x, wanted.router, body.y_bytes};
-    if (step.prepared == nullptr || !step.prepared->in_payload()) {
-      return refuse("call", wanted.call, "a prepared call whose tensors are in the payload");
+    if (step.prepared == nullptr || !step.prepared->place()) {
+      return refuse("call", wanted.call,
+                    "a prepared call whose tensors are in the payload or in one region");
+    }
+    if (i == 0) region = *step.prepared->place();
+    if (region != *step.prepared->place()) {
+      return refuse("call", absl::StrCat("tensors in region \"", *step.prepared->place(), "\""),
+                    absl::StrCat("those of the first step's, \"", region, "\""));
+    }
+    if (wanted.router > 0 && !region.empty()) {
+      return refuse("router", wanted.router, "0: results in a region are not read by the server");
     }
     const PreparedBody& own = step.prepared->body();
     if (i == 0) body = {.x_bytes = own.x_bytes, .x_dtype = own.x_dtype};
@@ -201,7 +223,7 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
     body.y_columns = own.y_columns;
     body.y_dtype = own.y_dtype;
   }
-  return std::make_shared<Chain>(std::move(out), body, entry);
+  return std::make_shared<Chain>(std::move(out), !region.empty(), body, entry);
 }
 
 }  // namespace awqd::ring
