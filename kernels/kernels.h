@@ -4,6 +4,7 @@
 // rows), steps.h, plan/plan.h and formats/format.h, and nothing else.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/mutex.h"
 #include "kernels/device.h"
 #include "kernels/plan/plan.h"
 #include "kernels/registry.h"
@@ -28,13 +30,27 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
                                                    const DeviceOptions& options,
                                                    std::string* why = nullptr);
 
+// Where weights are packed on their way to devices that the host does not address. It is kept from
+// one weight to the next: to pin host memory and to let it go takes as long as to pack. Thread-safe;
+// weights of one device do not share it at the same time.
+class PackMemory {
+ public:
+  // Staging memory, or, where the device has none, other host memory. Valid until the next call for
+  // that device.
+  uint8_t* Get(Device& device, int64_t bytes);
+
+ private:
+  Mutex mu_;
+  std::map<const Device*, Buffer> kept_ ABSL_GUARDED_BY(mu_);
+};
+
 // Packs a weight into the layout that Select chooses and puts it on the device. Blocks.
 // INVALID_ARGUMENT for a bad weight, UNIMPLEMENTED (with reasons) without a kernel,
 // RESOURCE_EXHAUSTED without room; after an error nothing stays allocated. Chooses rows from `rows`
-// only, so that tests and benches can force a kernel.
+// only, so that tests and benches can force a kernel. `memory`: null for memory of its own.
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
     const HostWeight& weight, Device& device,
-    absl::Span<const KernelRow* const> rows = AllKernels());
+    absl::Span<const KernelRow* const> rows = AllKernels(), PackMemory* memory = nullptr);
 
 // Device bytes that PrepareWeight will allocate, for checking a budget first. The weight may lack
 // its codes. It may also lack its scales: the layout can depend on them, and the size with any

@@ -47,9 +47,16 @@ void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
   });
 }
 
+Buffer Pageable(int64_t bytes) {
+  auto* const data = new uint8_t[bytes];
+  AdviseHugePages(data, bytes);
+  return Buffer(data, bytes, [](void* memory, int64_t) { delete[] static_cast<uint8_t*>(memory); });
+}
+
 // Packs straight into the device's memory if the host can write to it. `arena`, that memory's, gets
 // the digest; it may be null.
-absl::Status Pack(const HostWeight& weight, Device& device, WeightArena* arena, DeviceWeight* out) {
+absl::Status Pack(const HostWeight& weight, Device& device, WeightArena* arena, PackMemory* memory,
+                  DeviceWeight* out) {
   const int64_t bytes = out->sections.total();
   const auto pack = [&](uint8_t* to) {
     PackAll(weight, *out, to);
@@ -59,15 +66,32 @@ absl::Status Pack(const HostWeight& weight, Device& device, WeightArena* arena, 
     pack(static_cast<uint8_t*>(out->storage.data()));
     return absl::OkStatus();
   }
-  const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
-  AdviseHugePages(host.get(), bytes);
-  pack(host.get());
+  Buffer own;
+  uint8_t* host = nullptr;
+  if (memory != nullptr) {
+    host = memory->Get(device, bytes);
+  } else {
+    own = Pageable(bytes);
+    host = static_cast<uint8_t*>(own.data());
+  }
+  pack(host);
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateCopyStream());
-  AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
+  AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host, bytes, stream->view()));
   return stream->Synchronize();
 }
 
 }  // namespace
+
+uint8_t* PackMemory::Get(Device& device, int64_t bytes) {
+  MutexLock lock(&mu_);
+  Buffer& kept = kept_[&device];
+  if (kept.size() < bytes) {
+    kept.Reset();  // first, so that both are never there
+    auto pinned = device.Allocate(MemoryKind::kStaging, bytes);
+    kept = pinned.ok() ? *std::move(pinned) : Pageable(bytes);
+  }
+  return static_cast<uint8_t*>(kept.data());
+}
 
 absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
   WeightShape shape = ShapeOf(weight);
@@ -99,7 +123,8 @@ namespace {
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(const HostWeight& weight,
                                                             Device& device,
                                                             absl::Span<const KernelRow* const> rows,
-                                                            WeightArena* arena) {
+                                                            WeightArena* arena,
+                                                            PackMemory* memory) {
   AWQD_RETURN_IF_ERROR(Validate(weight));
   auto out = std::make_shared<DeviceWeight>();
   out->shape = ShapeOf(weight);
@@ -115,21 +140,23 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(const HostWeight& we
   AWQD_ASSIGN_OR_RETURN(out->storage, arena == nullptr
                                           ? device.Allocate(MemoryKind::kWeights, bytes)
                                           : arena->Allocate(bytes));
-  AWQD_RETURN_IF_ERROR(Pack(weight, device, arena, out.get()));
+  AWQD_RETURN_IF_ERROR(Pack(weight, device, arena, memory, out.get()));
   return std::shared_ptr<const DeviceWeight>(std::move(out));
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
-    const HostWeight& weight, Device& device, absl::Span<const KernelRow* const> rows) {
-  return Prepare(weight, device, rows, nullptr);
+    const HostWeight& weight, Device& device, absl::Span<const KernelRow* const> rows,
+    PackMemory* memory) {
+  return Prepare(weight, device, rows, nullptr, memory);
 }
 
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeightIn(WeightArena& arena,
                                                                     const HostWeight& weight,
-                                                                    Device& device) {
-  return Prepare(weight, device, AllKernels(), &arena);
+                                                                    Device& device,
+                                                                    PackMemory* memory) {
+  return Prepare(weight, device, AllKernels(), &arena, memory);
 }
 
 }  // namespace awqd

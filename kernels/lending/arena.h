@@ -16,6 +16,8 @@
 
 namespace awqd {
 
+class PackMemory;
+
 // Device memory with a descriptor by which other processes map it. Either keeps the memory alive.
 struct ExportedMemory {
   Buffer memory;  // as long as what another process maps
@@ -70,6 +72,7 @@ class WeightArena : public std::enable_shared_from_this<WeightArena> {
 // digest then: of what was packed, before a device's memory had it.
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeightIn(WeightArena& arena,
                                                                     const HostWeight& weight,
-                                                                    Device& device);
+                                                                    Device& device,
+                                                                    PackMemory* memory = nullptr);
 
 }  // namespace awqd

@@ -58,10 +58,10 @@ ProgressSinks TellNeedsFirst(const ProgressSinks& sinks, std::string needs) {
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
     const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
-    const Paths& paths, const Arenas& arenas, std::vector<uint8_t>* scratch) {
+    const Paths& paths, const Arenas& arenas, std::vector<uint8_t>* scratch, PackMemory* memory) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   const Place place = ChoosePlace(linear.path, paths, target);
-  auto out = PlaceWeight(weight, place.devices, place.placing, arenas);
+  auto out = PlaceWeight(weight, place.devices, place.placing, arenas, memory);
   if (out.ok()) {
     auto counting = std::make_shared<PlacedWeight>(**out);
     counting->statistics = target.statistics;
@@ -129,6 +129,7 @@ absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, con
   const Paths paths = CollectPaths(checkpoint);
   const absl::Span<const LinearLocation> linears = checkpoint.linears();
   std::vector<std::vector<uint8_t>> scratch(plan.readers);
+  std::vector<PackMemory> memory(plan.readers);
   Mutex mu;
   return RunOnReaders(
       plan.readers, static_cast<int64_t>(linears.size()), [&](int reader, int64_t i) {
@@ -138,8 +139,8 @@ absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, con
         }
         const LinearLocation& linear = linears[i];
         if (plan.unserved.contains(linear.path)) return absl::OkStatus();
-        auto weight =
-            LoadWeight(checkpoint, linear, target, paths, model->arenas, &scratch[reader]);
+        auto weight = LoadWeight(checkpoint, linear, target, paths, model->arenas, &scratch[reader],
+                                 &memory[reader]);
         if (!weight.ok() && !ConcernsOneLinear(weight.status())) return weight.status();
         MutexLock lock(&mu);
         if (weight.ok()) {

@@ -91,15 +91,15 @@ const HostWeight& CopySlice(const HostWeight& weight, const Slice& slice, HostWe
 }
 
 absl::StatusOr<WeightPart> PrepareSlice(const HostWeight& weight, const Slice& slice,
-                                        Device& device, const Arenas& arenas) {
+                                        Device& device, const Arenas& arenas, PackMemory* memory) {
   HostWeight copy;
   const HostWeight& mine = CopySlice(weight, slice, &copy);
   WeightPart out;
   if (const auto arena = arenas.find(&device); arena != arenas.end()) {
-    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeightIn(*arena->second, mine, device));
+    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeightIn(*arena->second, mine, device, memory));
   } else {
     AWQD_RETURN_IF_ERROR(CheckRoom(mine, device));
-    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device));
+    AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device, AllKernels(), memory));
   }
   if (!slice.whole) (slice.rows ? out.row_begin : out.col_begin) = slice.span.begin;
   return out;
@@ -324,7 +324,8 @@ absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 Placing placing,
-                                                                const Arenas& arenas) {
+                                                                const Arenas& arenas,
+                                                                PackMemory* memory) {
   AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is sliced
   auto out = std::make_shared<PlacedWeight>();
   out->shape = ShapeOf(weight);
@@ -334,7 +335,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight
   std::vector<absl::StatusOr<WeightPart>> parts(slices.size());
   ParallelFor(slices.size(), [&](size_t i) {
     try {
-      parts[i] = PrepareSlice(weight, slices[i], *devices[i], arenas);
+      parts[i] = PrepareSlice(weight, slices[i], *devices[i], arenas, memory);
     } catch (const std::bad_alloc&) {
       parts[i] = absl::ResourceExhaustedError("host memory ran out while it was packed");
     }

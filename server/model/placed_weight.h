@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/checkpoint/experts.h"
+#include "kernels/kernels.h"
 #include "kernels/lending/arena.h"
 #include "kernels/weight.h"
 #include "server/model/model_statistics.h"
@@ -133,11 +134,12 @@ using Arenas = std::map<const Device*, std::shared_ptr<WeightArena>>;
 // Puts the weight on the devices, one or more, at the same time: into the arena of a device that has
 // one. Blocks. RESOURCE_EXHAUSTED naming
 // the device that has no room; other errors as PrepareWeight, of the first device that has one. On
-// an error nothing stays allocated on any of them.
+// an error nothing stays allocated on any of them. `memory`: as of PrepareWeight.
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 Placing placing,
-                                                                const Arenas& arenas = {});
+                                                                const Arenas& arenas = {},
+                                                                PackMemory* memory = nullptr);
 
 // The place of an expert in an expert-parallel stack.
 struct ExpertPlace {

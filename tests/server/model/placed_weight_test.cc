@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/random_weight.h"
@@ -218,6 +220,29 @@ TEST(PlaceWeightTest, WholeOnEach) {
   EXPECT_EQ((*placed)->bytes(), a->UsedBytes() + b->UsedBytes());
   placed = absl::CancelledError("");
   EXPECT_EQ(a->UsedBytes() + b->UsedBytes(), 0);
+}
+
+TEST(PlaceWeightTest, PackMemoryIsKeptFromWeightToWeight) {
+  awqd::testing::WrappedDevice far(NewDevice(), /*host_addressable=*/false);
+  Device* const devices[] = {&far};
+  PackMemory memory;
+  const HostWeight large = RandomWeight({.k = 256, .n = 256});
+  const HostWeight small = RandomWeight({.k = 128, .n = 64, .bias = true});
+  const uint8_t* kept = nullptr;
+  for (const HostWeight* weight : {&large, &small, &large}) {
+    const auto own = PlaceWeight(*weight, devices, Placing::kWhole);
+    const auto placed = PlaceWeight(*weight, devices, Placing::kWhole, {}, &memory);
+    ASSERT_TRUE(own.ok() && placed.ok()) << placed.status();
+    ASSERT_EQ((*placed)->bytes(), (*own)->bytes());
+    EXPECT_EQ(std::memcmp((*placed)->parts[0].weight->storage.data(),
+                          (*own)->parts[0].weight->storage.data(), (*own)->bytes()),
+              0);
+    if (kept == nullptr) kept = memory.Get(far, (*placed)->bytes());
+    EXPECT_EQ(memory.Get(far, 1), kept);
+  }
+  uint8_t* const larger = memory.Get(far, int64_t{1} << 20);
+  std::memset(larger, 1, 1 << 20);
+  EXPECT_EQ(memory.Get(far, 1), larger);
 }
 
 // Each waits for the other within its allocation.

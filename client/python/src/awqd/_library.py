@@ -84,6 +84,11 @@ class _MaskedMatmulArgs(_Structure):
                 ("activation", ctypes.c_int32), ("quantization", ctypes.c_int32)]
 
 
+class _DequantizeArgs(_Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("row", ctypes.c_int64), ("rows", ctypes.c_int64), ("col", ctypes.c_int64),
+                ("cols", ctypes.c_int64), ("out", _POINTER), ("dtype", ctypes.c_int32)]
+
+
 class _Workspace(ctypes.Structure):
     _fields_ = [("data", _POINTER), ("bytes", ctypes.c_int64)]
 
@@ -109,6 +114,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "awqd_masked_matmul": [_POINTER, ctypes.POINTER(_MaskedMatmulArgs), _Workspace, _POINTER],
     "awqd_grouped_mlp_workspace": [ctypes.POINTER(_GroupedMlpArgs), ctypes.POINTER(ctypes.c_int64)],
     "awqd_grouped_mlp": [ctypes.POINTER(_GroupedMlpArgs), _Workspace, _POINTER],
+    "awqd_dequantize_workspace": [_POINTER, ctypes.POINTER(_DequantizeArgs), ctypes.POINTER(ctypes.c_int64)],
+    "awqd_dequantize": [_POINTER, ctypes.POINTER(_DequantizeArgs), _Workspace, _POINTER],
 }
 
 
@@ -259,6 +266,12 @@ def matmul(weight: Weight, m: int, x: int, x_dtype: str, y: int, y_dtype: str, q
     arguments = _MatmulArgs(m=m, x=x, y=y, x_dtype=_DTYPES[x_dtype], y_dtype=_DTYPES[y_dtype],
                             quantization=QUANTIZATIONS[quantization], scales=scales)
     return _Product("awqd_matmul", weight.pointer, ctypes.byref(arguments))
+
+
+def dequantize(weight: Weight, out: int, dtype: str) -> _Product:
+    """out = W, [K, N]."""
+    arguments = _DequantizeArgs(rows=weight.k, cols=weight.n, out=out, dtype=_DTYPES[dtype])
+    return _Product("awqd_dequantize", weight.pointer, ctypes.byref(arguments))
 
 
 def gated_mlp(gate: Weight, up: Weight, down: Weight, activation: str, m: int, x: int, x_dtype: str, y: int,

@@ -122,6 +122,12 @@ class Local:
         return self._run(_library.matmul(weight, len(x), x.data_ptr(), name, y.data_ptr(), name, quantization,
                                          None if scales is None else scales.data_ptr()), y)
 
+    def dequantize(self, linear: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """W, [K, N], in a floating dtype."""
+        weight = self._weights[linear]
+        w = torch.empty(weight.k, weight.n, dtype=dtype, device=self.place)
+        return self._run(_library.dequantize(weight, w.data_ptr(), _name(dtype)), w)
+
     def gated_mlp(self, gate: str, up: str, down: str, activation: str, x: torch.Tensor) -> torch.Tensor:
         y = self._result(x, self._weights[down].n)
         name = _name(x.dtype)
@@ -501,8 +507,8 @@ def _sums_gated_mlps(module: Any, activation: str) -> bool:
     as the module's may have no memory yet."""
     experts, _, k = module.gate_up_proj.shape
     middle, tokens, top_k = 8, 3, min(2, experts)
-    # A model that is being loaded is made with another default device.
-    numbers = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    # A model that is being loaded is made with another default device, and with its own dtype as the default.
+    numbers = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(1), device="cpu", dtype=torch.float32)
     # Gate and up are large enough to be changed by any usual limit.
     gate_up, down = numbers(experts, 2 * middle, k) * 16 / k ** 0.5, numbers(experts, k, middle)
     x, weights, ids = numbers(tokens, k), numbers(tokens, top_k), numbers(tokens, experts).topk(top_k).indices
