@@ -169,7 +169,7 @@ void Print(const Result& r, const std::string& weight, Machine& machine) {
                           r.microseconds / floor.microseconds);
     absl::StrAppendFormat(&json, ",\"%s_us\":%.2f", floor.name, floor.microseconds);
   }
-  std::printf("%-22s %-9s %6d x %-6d M %-5d %-5s %10.2f us%s\n", name.c_str(), weight.c_str(),
+  std::printf("%-30s %-9s %6d x %-6d M %-5d %-5s %10.2f us%s\n", name.c_str(), weight.c_str(),
               static_cast<int>(r.spec.k), static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
               std::string(Name(r.spec.dtype)).c_str(), r.microseconds, floors.c_str());
   std::printf(

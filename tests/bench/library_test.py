@@ -35,7 +35,7 @@ class LibraryTest(unittest.TestCase):
                          {(1, "FP16"), (64, "FP16"), (0, "FP16"), (0, "BF16"), (0, "FP32")})
 
     def test_other_activations_and_weights(self):
-        for flags in (("--x=int8", "--weight=w4cz+1"), ("--rows=a8_scaled", "--weight=w8g64s+fp32"),
+        for flags in (("--rows=a8_scaled", "--weight=w8g64s+fp32"),
                       ("--rows=qmatmul_a16", "--weight=w3g32m5*c", "--batch_invariant")):
             done, runs = bench("--m=8", *flags)
             self.assertEqual(done.returncode, 0, done.stderr)
