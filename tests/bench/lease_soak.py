@@ -35,9 +35,9 @@ TOKENS = (1, 7, 64)  # of awqd_lease_client
 GROWN = 1.02  # resident and device memory, at most
 MESSAGES = {  # code of a refusal: what it may say to whom
     "borrow": {
-        5: r'model "m": no such model is loaded',
+        5: r'model "m": (not loaded|no such model is loaded)',
         14: r"connect: (Connection refused|No such file or directory)|it closed the connection|send: Broken pipe|"
-            r"no answer: Connection reset by peer|the server is still loading its models",
+            r'no answer: Connection reset by peer|model "m": (the server is )?still loading',
     },
     "skew": {9: r"got awqd \S+ \(manifest \d+, layouts [0-9a-f]{16}\), expected \S+ \(manifest \d+, layouts [0-9a-f]{16}\)"},
     "doubt": {3: r".", 8: r".", 9: r".", 12: r"."},
@@ -202,7 +202,6 @@ class Soak:
         self.borrowers = {}  # process: (role, its output, when it is killed)
         self.started = 0
         self.server = Server(args, self.out)
-        self.content = "a"
 
     # --- The model and what it answers ---
 
@@ -231,7 +230,6 @@ class Soak:
 
     def put(self, content):
         """Gives the model's folder this content, at once."""
-        self.content = content
         new = self.out / "new.safetensors"
         shutil.copyfile(self.out / "contents" / content / "model.safetensors", new)
         os.replace(new, self.out / "models/m/model.safetensors")
@@ -285,12 +283,11 @@ class Soak:
         if role == "doubt" and int(code) in MESSAGES["doubt"]:
             words = re.sub(r'^weight "[^"]*"', "weight", message).split(": ")
             return f"{code} lie: " + ": ".join(words[:2 if words[0] == "weight" else 1])[:60]
-        return f"{code} {role if role == 'skew' else ''}{re.sub('[0-9a-f]{16}|[0-9]+', 'N', message)}"
+        return f"{code} {'skew: ' if role == 'skew' else ''}{re.sub('[0-9a-f]{16}|[0-9]+', 'N', message)}"
 
     # --- Events of the server ---
 
-    def act(self, restarts):
-        event = random.choices(["reload", "unload", "drain", "kill"], [4, 3, restarts, restarts])[0]
+    def act(self, event):
         self.put(random.choice("ab"))
         if event in ("reload", "unload"):
             if event == "unload":
@@ -316,10 +313,14 @@ class Soak:
                 return
             time.sleep(0.02)
 
-    def run(self, seconds, restarts):
+    def run(self, seconds, events):
+        """All of the events in any order, again and again, and at least once."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.act(restarts)
+        deck = list(events)
+        while time.monotonic() < until or deck:
+            if not deck:
+                deck = random.sample(events, len(events))
+            self.act(deck.pop())
             self.wait(random.uniform(0, 2))
             if self.server.process.poll() is not None:
                 sys.exit(f"awqd ended with {self.server.process.returncode}, see {self.out}/server.log")
@@ -327,14 +328,16 @@ class Soak:
                 self.faults.append(f"the load ended by itself: {self.server.load.returncode}")
                 self.server.start_load()
 
-    def measure(self, descriptors=None):
+    def measure(self):
         """What the server has when nobody is there."""
         self.reap(all_of_them=True)
         self.server.end_load()
         self.server.ctl("load", "m")
-        for _ in range(50):
-            time.sleep(0.2)
-            if self.server.descriptors() <= (descriptors or 0):
+        last = collections.deque(maxlen=20)  # polls within which descriptors come to rest
+        for _ in range(200):
+            time.sleep(0.1)
+            last.append(self.server.descriptors())
+            if len(last) == last.maxlen and len(set(last)) == 1:
                 break
         lent, mapped = self.server.lent_kib()
         out = {"resident_kib": self.server.status("VmRSS"), "lent_kib": lent, "lent_mappings": mapped,
@@ -374,11 +377,11 @@ def main():
     if code != 9 or not re.search(r"protocol: got 7, expected \d+ of awqd \d", text):
         soak.faults.append(f"a borrower of another protocol: {code} {text}")
     half = max(args.minutes * 60 - args.settle, 0) / 2
-    soak.run(half, restarts=1)
-    soak.run(args.settle, restarts=0)
+    soak.run(half, ["reload", "kill", "unload", "drain", "unload", "reload"])
+    soak.run(args.settle, ["reload", "unload"])
     before = soak.measure()
-    soak.run(half, restarts=0)
-    after = soak.measure(before["descriptors"])
+    soak.run(half, ["reload", "unload"])
+    after = soak.measure()
     if not soak.server.stop(signal.SIGTERM):
         soak.faults.append("the server did not end as it should")
     time.sleep(1)
