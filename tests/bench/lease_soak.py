@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Soak of leases: processes that borrow a server's weights, multiply, compare bits with the RPC's and are killed.
 
-  lease_soak.py [--minutes 20] [--settle 60] [--device cpu] [--bin DIR] [--out DIR] [--borrowers 8] [--seed 1]
+  lease_soak.py [--minutes 20] [--settle 60] [--device cpu] [--bin DIR] [--out DIR] [--borrowers 8]
 
 Borrowers are killed (SIGKILL) at random. One in ten is given a manifest of another version or of other layouts, which it
 must refuse; one in ten a manifest or descriptors that lie; one in ten faults by itself: it stores into the lent memory, or
@@ -19,6 +19,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -32,7 +33,6 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 LINEARS = {"a": (1024, 2048), "b": (2048, 1024), "c": (2048, 4096)}
 TOKENS = (1, 7, 64)  # of awqd_lease_client
-GROWN = 1.02  # resident and device memory, at most
 MESSAGES = {  # code of a refusal: what it may say to whom
     "borrow": {
         5: r'model "m": (not loaded|no such model is loaded)',
@@ -347,6 +347,32 @@ class Soak:
         return out
 
 
+    def soak(self):
+        """What the server had before the second half, and at the end."""
+        self.prepare()
+        for name, change in (("skew", skew), ("lies", lie)):
+            Tamperer(str(self.out / f"{name}.sock"), self.server.lend, change)
+        code, text = old_borrower(self.server.lend)
+        if code != 9 or not re.search(r"protocol: got 7, expected \d+ of awqd \d", text):
+            self.faults.append(f"a borrower of another protocol: {code} {text}")
+        half = max(self.args.minutes * 60 - self.args.settle, 0) / 2
+        self.run(half, ["reload", "kill", "unload", "drain", "unload", "reload"])
+        self.run(self.args.settle, ["reload", "unload"])
+        before = self.measure()
+        self.run(half, ["reload", "unload"])
+        after = self.measure()
+        if not self.server.stop(signal.SIGTERM):
+            self.faults.append("the server did not end as it should")
+        return before, after
+
+    def end(self):
+        """Leaves no process behind."""
+        for process in (*self.borrowers, self.server.load, self.server.process):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
 def old_borrower(path):
     """The answer to a request of another protocol."""
     with socket.socket(socket.AF_UNIX) as lender:
@@ -365,49 +391,46 @@ def main():
     parser.add_argument("--out", help="a new folder; default: a temporary one")
     parser.add_argument("--borrowers", type=int, default=8)
     parser.add_argument("--life", type=float, default=8, help="seconds until a borrower is killed, at most")
+    parser.add_argument("--grown", type=float, default=1.02,
+                        help="resident and device memory after / before, at most; pools fill for a minute")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     random.seed(args.seed)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of those that fault
     device_unused = device_mib(args.device)
     soak = Soak(args)
-    soak.prepare()
-    for name, change in (("skew", skew), ("lies", lie)):
-        Tamperer(str(soak.out / f"{name}.sock"), soak.server.lend, change)
-    code, text = old_borrower(soak.server.lend)
-    if code != 9 or not re.search(r"protocol: got 7, expected \d+ of awqd \d", text):
-        soak.faults.append(f"a borrower of another protocol: {code} {text}")
-    half = max(args.minutes * 60 - args.settle, 0) / 2
-    soak.run(half, ["reload", "kill", "unload", "drain", "unload", "reload"])
-    soak.run(args.settle, ["reload", "unload"])
-    before = soak.measure()
-    soak.run(half, ["reload", "unload"])
-    after = soak.measure()
-    if not soak.server.stop(signal.SIGTERM):
-        soak.faults.append("the server did not end as it should")
+    try:
+        before, after = soak.soak()
+    finally:
+        soak.end()
     time.sleep(1)
     device_after = device_mib(args.device)
 
     for name in ("resident_kib", "device_mib"):
-        if after[name] > before[name] * GROWN:
-            soak.faults.append(f"{name}: got {after[name]}, expected {before[name]} and at most {GROWN} times that")
+        if after[name] > before[name] * args.grown:
+            soak.faults.append(f"{name}: got {after[name]}, expected {before[name]} and at most {args.grown} times that")
     for name in ("lent_kib", "lent_mappings", "descriptors"):
         if after[name] > before[name]:
             soak.faults.append(f"{name}: got {after[name]}, expected {before[name]}")
-    if device_after > device_unused * GROWN + 2:
+    if device_after > device_unused * args.grown + 2:
         soak.faults.append(f"device memory without a server: got {device_after} MiB, expected {device_unused}")
+    for name in ("leases", "products compared", "borrowers killed"):
+        if not soak.counts[name]:
+            soak.faults.append(f"no {name}")
     for text, count in soak.refusals.most_common():
         print(f"{count:7} refused: {text}")
     for text in soak.faults[:50]:
         print(f"FAILED: {text}")
-    for name in ("leases", "products compared", "borrowers killed"):
-        if not soak.counts[name]:
-            soak.faults.append(f"no {name}")
     print(json.dumps({
         "bench": "lease_soak", "minutes": args.minutes, "device": args.device, "borrowers": args.borrowers,
         **{re.sub(r"\W+", "_", name): count for name, count in sorted(soak.counts.items())},
         "refusals": sum(soak.refusals.values()), "before": before, "after": after, "device_mib": [device_unused, device_after],
         "failures": len(soak.faults), "passed": not soak.faults}))
-    return 1 if soak.faults else 0
+    if soak.faults:
+        return 1
+    if not args.out:
+        shutil.rmtree(soak.out)
+    return 0
 
 
 if __name__ == "__main__":
