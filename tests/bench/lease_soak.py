@@ -339,6 +339,7 @@ class Soak:
             last.append(self.server.descriptors())
             if len(last) == last.maxlen and len(set(last)) == 1:
                 break
+        time.sleep(3)  # an idle server returns its free memory after a second or two
         lent, mapped = self.server.lent_kib()
         out = {"resident_kib": self.server.status("VmRSS"), "lent_kib": lent, "lent_mappings": mapped,
                "descriptors": self.server.descriptors(), "device_mib": device_mib(self.args.device)}
