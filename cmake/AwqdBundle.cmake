@@ -37,6 +37,12 @@ add_custom_target(newer_grpc_bundle COMMAND ${PROJECT_SOURCE_DIR}/deploy/newer_g
 get_property(gpu_targets GLOBAL PROPERTY AWQD_GPU_BUNDLE_TARGETS)
 list(REMOVE_DUPLICATES gpu_targets)
 awqd_relocatable(awqd awqctl ${gpu_targets})
+# libawqd where it is built.
+foreach(target awqd_bench awqd_lease_client)
+  if(target IN_LIST gpu_targets)
+    set_property(TARGET ${target} APPEND PROPERTY INSTALL_RPATH "$ORIGIN/../kernels/library" "$ORIGIN/../../kernels/library")
+  endif()
+endforeach()
 awqd_bundle_target(bundle awqd-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR} awqd awqctl)
 if(gpu_targets)
   awqd_bundle_target(gpu_bundle awqd-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}-gputest awqd awqctl ${gpu_targets})

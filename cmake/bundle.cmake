@@ -64,7 +64,8 @@ if(KIND STREQUAL "gpu_bundle")
   file(COPY ${SOURCE}/tests/gpu ${SOURCE}/tests/data DESTINATION ${dir}/tests)
   file(COPY ${SOURCE}/tests/bench/peer ${SOURCE}/tests/bench/make_checkpoint.py ${SOURCE}/tests/bench/serving.sh
             ${SOURCE}/tests/bench/serving_report.py ${SOURCE}/tests/bench/soak.sh
-            ${SOURCE}/tests/bench/gpu_report.py ${SOURCE}/tests/bench/load.py ${SOURCE}/tests/bench/generate.py
+            ${SOURCE}/tests/bench/lease_soak.py ${SOURCE}/tests/bench/gpu_report.py
+            ${SOURCE}/tests/bench/load.py ${SOURCE}/tests/bench/generate.py
             ${SOURCE}/tests/bench/random_model.py ${SOURCE}/tests/bench/pairs.py DESTINATION ${dir}/tests/bench)
   foreach(binary IN LISTS BINARIES)
     cmake_path(GET binary PARENT_PATH folder)

@@ -17,6 +17,8 @@
 
 namespace awqd::bench {
 
+class LibraryWeights;  // library.h
+
 struct Case {
   const KernelRow* row = nullptr;
   int64_t k = 0;
@@ -27,6 +29,8 @@ struct Case {
   ActivationQuantization float8 = ActivationQuantization::kFloat8PerToken;
   // How to multiply; empty: as a server does, through QuantizedMatmul.
   std::function<absl::Status(const MatmulArgs&, StreamView)> product;
+  // Not null: libawqd computes, with its own copies of the weight.
+  LibraryWeights* library = nullptr;
 };
 
 // A named time of the same run that a case is compared with.

@@ -2,7 +2,7 @@
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16|int8|e4m3|e4m3_blocks] [--served]
-//              [--floors=none]
+//              [--library] [--floors=none]
 //              [--in_turn] [--tiles] [--hot] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
 //
@@ -10,6 +10,9 @@
 // scale, such as w4cz+1, the rows of INT8 activations run too.
 // --order: weights have an order of rows, as those of desc_act; staging reorders the activations.
 // --served: only the rows, and the tokens for each, that a server would choose.
+// --library: as --served, and each case by libawqd too, through awqd.h and with weights of its own, in
+// turns with the row; its lines say "libawqd:" before the row's name. With --experts
+// awqd_grouped_mlp beside the steps of the server.
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
@@ -36,6 +39,7 @@
 #include "tests/bench/bench.h"
 #include "tests/bench/cases.h"
 #include "tests/bench/layers.h"
+#include "tests/bench/library.h"
 #ifdef AWQD_CUDA
 #include "tests/bench/gpu_tiles.h"
 #endif
@@ -51,6 +55,7 @@ struct Flags {
   std::string isa;  // of the CPU rows; empty: the machine's best
   bool floors = true;
   bool served = false;   // only rows that a server's plan chooses
+  bool library = false;  // and libawqd beside each
   bool order = false;    // weights have an order
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
@@ -100,6 +105,8 @@ Flags Parse(int argc, char** argv) {
       flags.order = true;
     } else if (arg == "--served") {
       flags.served = true;
+    } else if (arg == "--library") {
+      flags.library = flags.served = true;
     } else if (arg == "--in_turn") {
       flags.in_turn = true;
     } else if (arg == "--tiles") {
@@ -133,7 +140,7 @@ Flags Parse(int argc, char** argv) {
       Fail(
           absl::StrCat("unknown flag ", argv[i],
                        ", expected --device --shapes --m --rows --isa "
-                       "--x=fp16|bf16|int8|e4m3|e4m3_blocks --served "
+                       "--x=fp16|bf16|int8|e4m3|e4m3_blocks --served --library "
                        "--floors=none --in_turn --tiles --hot --batch_invariant --weight --experts "
                        "--one_by_one --kv4 --order"));
     }
@@ -155,22 +162,22 @@ bool IsAsked(absl::string_view name, const std::string& asked) {
 
 void Print(const Result& r, const std::string& weight, Machine& machine) {
   std::string floors, json;
+  const std::string name = NameOf(r.spec);
   if (machine.device().info().batch_invariant) json = ",\"batch_invariant\":true";
   for (const Floor& floor : r.floors) {
     absl::StrAppendFormat(&floors, "  %s %.2f us (time/floor %.2f)", floor.name, floor.microseconds,
                           r.microseconds / floor.microseconds);
     absl::StrAppendFormat(&json, ",\"%s_us\":%.2f", floor.name, floor.microseconds);
   }
-  std::printf("%-22s %-9s %6d x %-6d M %-5d %-5s %10.2f us%s\n",
-              std::string(r.spec.row->name).c_str(), weight.c_str(), static_cast<int>(r.spec.k),
-              static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
+  std::printf("%-30s %-9s %6d x %-6d M %-5d %-5s %10.2f us%s\n", name.c_str(), weight.c_str(),
+              static_cast<int>(r.spec.k), static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
               std::string(Name(r.spec.dtype)).c_str(), r.microseconds, floors.c_str());
   std::printf(
       "{\"row\":\"%s\",\"weight\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\",\"us\":%.2f,"
       "\"error\":%.2e%s}\n",
-      std::string(r.spec.row->name).c_str(), weight.c_str(), static_cast<int>(r.spec.k),
-      static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
-      std::string(Name(r.spec.dtype)).c_str(), r.microseconds, r.error, json.c_str());
+      name.c_str(), weight.c_str(), static_cast<int>(r.spec.k), static_cast<int>(r.spec.n),
+      static_cast<int>(r.spec.m), std::string(Name(r.spec.dtype)).c_str(), r.microseconds, r.error,
+      json.c_str());
   std::fflush(stdout);
 }
 
@@ -185,7 +192,8 @@ bool Serves(const Plan& plan, const KernelRow& row) {
          HasRow(plan.rows.matmul, row);
 }
 
-void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
+// `library`: null without --library.
+void RunRow(const KernelRow& row, const Flags& flags, const Library* library, Machine& machine) {
   if (row.grouped != nullptr) return;  // takes a stack of weights
   for (const auto& [k, n] : flags.shapes) {
     const WeightShape shape = {k, n, flags.scheme};
@@ -199,11 +207,25 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
       if (!Serves(plan, row)) continue;
     }
     const Copies copies = Prepare(row, shape, BytesOfRound(flags, machine), machine, flags.order);
+    std::unique_ptr<LibraryWeights> weights;
+    if (library != nullptr) {
+      weights = std::make_unique<LibraryWeights>(*library, copies.canonical,
+                                                 flags.hot ? 1 : copies.weights.size());
+    }
     std::vector<Result> results;
+    const auto time = [&](const Case& spec) {
+      if (weights == nullptr) {
+        results.push_back(Time(spec, copies, machine));
+        return;
+      }
+      auto [by_row, by_library] = TimeBesideLibrary(spec, copies, *weights, machine);
+      results.push_back(std::move(by_row));
+      results.push_back(std::move(by_library));
+    };
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
         if (row.outputs & MaskOf(dtype)) {
-          results.push_back(TimeDequantize({&row, k, n, 0, dtype}, copies, machine));
+          time({&row, k, n, 0, dtype});
         }
       }
     } else {
@@ -218,13 +240,13 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
             : row.op == Op::kFloat8Activations    ? plan.rows.Float8(m)
                                                   : plan.rows.Matmul(row.path, m);
         if (flags.served && chosen != &row) continue;
-        results.push_back(TimeProduct({&row, k, n, m, x, flags.float8}, copies, machine));
+        time({&row, k, n, m, x, flags.float8});
       }
     }
     // Floors come after all of a shape's cases, because a measurement right after cuBLASLt may be
     // slow.
     for (Result& result : results) {
-      if (flags.floors) {
+      if (flags.floors && result.spec.library == nullptr) {
         result.floors =
             machine.Floors(result.spec, copies.weights[0]->storage.size(), copies.weights[0]);
       }
@@ -245,7 +267,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
       const Plan plan = Select({k, n, flags.scheme}, machine.device().info(), AllKernels()).value();
       const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x, flags.float8};
       copies[i] = Prepare(*spec.row, {k, n, flags.scheme}, machine.cold_bytes(), machine);
-      alone += TimeProduct(spec, copies[i], machine).microseconds;
+      alone += Time(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));
       products.push_back(std::make_unique<Product>(spec, copies[i], machine));
     }
@@ -300,20 +322,24 @@ int Main(int argc, char** argv) {
     TimeKv4(flags.kv4[0], flags.kv4[1], flags.kv4[2], *machine);
     return 0;
   }
+  std::unique_ptr<Library> library;
+  if (flags.library) {
+    library = std::make_unique<Library>(flags.device, flags.batch_invariant, *machine);
+  }
   if (flags.experts > 0) {
     for (const auto& [hidden, middle] : flags.shapes) {
       const bool float8 = flags.x == DType::kE4m3;
       TimeMixture({flags.experts, flags.top_k, hidden, middle, flags.scheme,
                    float8 ? DType::kFp16 : flags.x, flags.one_by_one,
                    float8 ? flags.float8 : ActivationQuantization::kNone},
-                  flags.m, *machine);
+                  flags.m, library.get(), *machine);
     }
     return 0;
   }
   for (const KernelRow* row : AllKernels()) {
     // The oracle is not fast.
     if (row->priority < 0 || !IsAsked(row->name, flags.rows)) continue;
-    if (row->device == (*device)->info().kind) RunRow(*row, flags, *machine);
+    if (row->device == (*device)->info().kind) RunRow(*row, flags, library.get(), *machine);
   }
   return 0;
 }

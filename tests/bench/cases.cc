@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
+#include "tests/bench/library.h"
 #include "tests/testing/test_device.h"
 
 namespace awqd::bench {
@@ -65,6 +66,10 @@ DType Answer(DType activations) {
 
 }  // namespace
 
+std::string NameOf(const Case& spec) {
+  return absl::StrCat(spec.library == nullptr ? "" : "libawqd:", spec.row->name);
+}
+
 Buffer Upload(Device& device, const std::vector<uint8_t>& bytes) {
   Buffer out = device.Allocate(MemoryKind::kDevice, bytes.size()).value();
   auto stream = device.CreateStream().value();
@@ -113,33 +118,64 @@ Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Ma
 Product::Product(const Case& spec, const Copies& copies, Machine& machine)
     : spec_(spec), copies_(copies) {
   Device& device = machine.device();
-  const std::vector<uint8_t> x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
-  x_ = Upload(device, x);
-  y_ = Upload(device, std::vector<uint8_t>(spec.m * spec.n * SizeOf(Answer(spec.dtype)), 0xff));
-  const int64_t scratch = WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m,
-                                         ActivationFunction::kNone, spec.row->op);
-  workspace_ = device.Allocate(MemoryKind::kDevice, scratch).value();
+  const bool decodes = spec.m == 0;
+  const DType y_dtype = decodes ? spec.dtype : Answer(spec.dtype);
+  const int64_t rows = decodes ? spec.k : spec.m;
+  std::vector<uint8_t> x;
+  y_ = Upload(device, std::vector<uint8_t>(rows * spec.n * SizeOf(y_dtype), 0xff));
+  if (!decodes) {
+    x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
+    x_ = Upload(device, x);
+    const int64_t scratch = WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m,
+                                           ActivationFunction::kNone, spec.row->op);
+    workspace_ = device.Allocate(MemoryKind::kDevice, scratch).value();
+  }
   auto stream = device.CreateStream().value();
   Run(0, stream->view());
   Check(stream->Synchronize());
-  if (spec.dtype == DType::kInt8) {
-    if (AreExact(copies.canonical, x, Download(device, y_), spec.m)) return;
-    Fail(absl::StrCat(spec.row->name, ": wrong integers"));
+  if (decodes) {
+    CheckDecoded(Download(device, y_));
+  } else {
+    CheckProduct(x, Download(device, y_));
   }
-  error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
+}
+
+void Product::CheckProduct(const std::vector<uint8_t>& x, const std::vector<uint8_t>& y) {
+  if (spec_.dtype == DType::kInt8) {
+    if (AreExact(copies_.canonical, x, y, spec_.m)) return;
+    Fail(absl::StrCat(NameOf(spec_), ": wrong integers"));
+  }
+  error_ = ProductError(copies_.canonical, x, y, spec_.m, spec_.dtype);
   // Allows the roundings of y and of the weight, half a unit in the last place of FP16 or BF16; and
   // of activations to INT8, whose error is 1 / sqrt(12) of 1/127 of the largest of some thousand.
-  const double allowed = spec.row->op == Op::kFloat8Activations      ? 5e-2
-                         : spec.row->op == Op::kQuantizedActivations ? 2e-2
-                         : spec.dtype == DType::kFp16                ? 1e-3
-                                                                     : 4e-3;
+  const double allowed = spec_.row->op == Op::kFloat8Activations      ? 5e-2
+                         : spec_.row->op == Op::kQuantizedActivations ? 2e-2
+                         : spec_.dtype == DType::kFp16                ? 1e-3
+                                                                      : 4e-3;
   if (!(error_ <= allowed)) {
-    Fail(absl::StrCat(spec.row->name, ": error ", error_));
+    Fail(absl::StrCat(NameOf(spec_), ": error ", error_));
+  }
+}
+
+void Product::CheckDecoded(const std::vector<uint8_t>& decoded) const {
+  for (int64_t i = 0; i < spec_.k * spec_.n; i += 97) {
+    std::vector<uint8_t> want(SizeOf(spec_.dtype));
+    StoreElement(want.data(), spec_.dtype, 0,
+                 WeightValue(copies_.canonical, i / spec_.n, i % spec_.n));
+    if (!std::equal(want.begin(), want.end(), decoded.begin() + i * SizeOf(spec_.dtype))) {
+      Fail(absl::StrCat(NameOf(spec_), ": wrong bits at element ", i));
+    }
   }
 }
 
 void Product::Run(int i, StreamView stream) const {
-  MatmulArgs args = {copies_.weights[i].get(),
+  const DeviceWeight* const weight = copies_.weights[i].get();
+  if (spec_.m == 0) {
+    const DequantizeArgs args = {weight, {y_.data(), spec_.dtype, spec_.k, spec_.n}};
+    if (spec_.library != nullptr) return spec_.library->Decode(i, args, stream);
+    return Check(Dequantize(args, nullptr, stream));
+  }
+  MatmulArgs args = {weight,
                      {x_.data(), spec_.dtype, spec_.m, spec_.k},
                      {y_.data(), Answer(spec_.dtype), spec_.m, spec_.n},
                      nullptr,
@@ -148,11 +184,12 @@ void Product::Run(int i, StreamView stream) const {
     args.quantization = ActivationQuantization::kPerToken;
   }
   if (spec_.row->op == Op::kFloat8Activations) args.quantization = spec_.float8;
+  if (spec_.library != nullptr) return spec_.library->Multiply(i, args, spec_.row->path, stream);
   Check(spec_.product ? spec_.product(args, stream)
                       : QuantizedMatmul(args, spec_.row->path, stream));
 }
 
-Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine) {
+Result Time(const Case& spec, const Copies& copies, Machine& machine) {
   const Product product(spec, copies, machine);
   const double microseconds =
       machine.Time(static_cast<int>(copies.weights.size()),
@@ -160,26 +197,24 @@ Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine) {
   return {spec, microseconds, product.error(), {}};
 }
 
-Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine) {
-  Device& device = machine.device();
-  const Buffer out =
-      Upload(device, std::vector<uint8_t>(spec.k * spec.n * SizeOf(spec.dtype), 0xff));
-  const Call call = [&](int i, StreamView stream) {
-    Check(Dequantize({copies.weights[i].get(), {out.data(), spec.dtype, spec.k, spec.n}}, nullptr,
-                     stream));
-  };
-  auto stream = device.CreateStream().value();
-  call(0, stream->view());
-  Check(stream->Synchronize());
-  const std::vector<uint8_t> got = Download(device, out);
-  for (int64_t i = 0; i < spec.k * spec.n; i += 97) {
-    std::vector<uint8_t> want(SizeOf(spec.dtype));
-    StoreElement(want.data(), spec.dtype, 0, WeightValue(copies.canonical, i / spec.n, i % spec.n));
-    if (!std::equal(want.begin(), want.end(), got.begin() + i * SizeOf(spec.dtype))) {
-      Fail(absl::StrCat(spec.row->name, ": wrong bits at element ", i));
-    }
+std::pair<Result, Result> TimeBesideLibrary(const Case& spec, const Copies& copies,
+                                            LibraryWeights& library, Machine& machine) {
+  constexpr int kTurns = 3;
+  Case by_library = spec;
+  by_library.library = &library;
+  const Product products[] = {{spec, copies, machine}, {by_library, copies, machine}};
+  std::pair<Result, Result> out = {{spec, HUGE_VAL, products[0].error(), {}},
+                                   {by_library, HUGE_VAL, products[1].error(), {}}};
+  for (int turn = 0; turn < 2 * kTurns; ++turn) {
+    const bool second = turn % 4 == 1 || turn % 4 == 2;  // a b b a a b
+    Result& result = second ? out.second : out.first;
+    result.microseconds =
+        std::min(result.microseconds,
+                 machine.Time(static_cast<int>(copies.weights.size()),
+                              [&](int i, StreamView stream) { products[second].Run(i, stream); }));
   }
-  return {spec, machine.Time(static_cast<int>(copies.weights.size()), call), 0, {}};
+  out.second.floors.push_back({"row", out.first.microseconds});
+  return out;
 }
 
 }  // namespace awqd::bench

@@ -27,6 +27,7 @@ SERIES = [  # key, label, colour, dashes
 WIDE = 16  # counts of tokens, from which a table has a row for each instead of a column
 MARK = re.compile(r"<!-- gpu_report: (\S+) (\S+) -->")
 LABEL = (7, 8)  # pixels: a digit of an axis is at most so wide, two labels are at least so far apart
+LIBRARY = "libawqd:"  # before the name of a row: the case by awqd.h
 SLOWER = 1.05  # than a larger count: more is a fault of the choice of tiles
 
 
@@ -36,10 +37,16 @@ def load(path):
     for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         shape = run["k"], run["n"]
-        if run["m"] == 0:
+        library = run["row"].startswith(LIBRARY)
+        if run["m"] == 0 and not library:
             dequantize.setdefault(shape, {})[run["dtype"]] = run["us"], run["expand_us"]
+        if run["m"] == 0:
             continue
         at = products.setdefault(shape, {}).setdefault(run["m"], {})
+        if library:
+            if not run["row"].startswith(LIBRARY + "dense/"):
+                at["library"], at["beside"] = run["us"], run["row_us"]
+            continue
         if run.get("batch_invariant"):
             at["invariant"] = run["us"]
             continue
@@ -136,6 +143,9 @@ def tables(products, dequantize):
     if any("invariant" in at for by_m in products.values() for at in by_m.values()):
         out["invariant"] = ("Fused product with --batch_invariant: ratio to without",
                             product_table(products, counts, "invariant", lambda at: at.get("fused")))
+    if any("library" in at for by_m in products.values() for at in by_m.values()):
+        out["library"] = ("Fused product by libawqd: ratio to the row, in turns",
+                          product_table(products, counts, "library", lambda at: at.get("beside")))
     if any("dense" in at for by_m in products.values() for at in by_m.values()):
         out["dense"] = ("Dequantise, then dense product: ratio to cuBLASLt",
                         product_table(products, many, "dense", lambda at: at.get("cublaslt")))
@@ -228,7 +238,7 @@ def panel(shape, by_m, left, top, series):
     """SVG of one shape."""
     width, height = PANEL[0] - MARGIN[0] - MARGIN[2], PANEL[1] - MARGIN[1] - MARGIN[3]
     counts = sorted(by_m)
-    values = [v for at in by_m.values() for key, v in at.items() if key != "matrix"]
+    values = [v for at in by_m.values() for key, v in at.items() if key not in ("matrix", "library", "beside")]
     low, high = min(values) / 1.15, max(values) * 1.15
     x0, x1 = math.log(counts[0]), math.log(max(counts[-1], counts[0] + 1))
 

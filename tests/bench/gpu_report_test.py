@@ -55,6 +55,15 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("22.0 (1.10)", text)
         self.assertEqual(products[4096, 6144][32]["fused"], 20.0)
 
+    def test_libawqd_stands_beside_the_row_of_its_turns(self):
+        runs = [product(16, 8.0, 24.0)]
+        for row, m, us in (("sm90a/qmatmul_a16", 16, 8.2), ("dense/cublaslt", 16, 30.0), ("sm90a/dequantize", 0, 7.0)):
+            runs.append({"row": "libawqd:" + row, "k": 4096, "n": 6144, "m": m, "dtype": "FP16", "us": us, "row_us": 8.0})
+        text, products = report(runs)
+        self.assertIn("| K x N | M=16 |\n|---|---|\n| 4096 x 6144 | 8.2 (1.02) |", text)
+        self.assertEqual(products[4096, 6144][16]["fused"], 8.0)
+        self.assertNotIn("dense", products[4096, 6144][16])
+
     def test_several_schemes_have_one_table(self):
         runs = [product(m, us, 10.0, weight=weight) for weight, m, us in
                 (("w4g128z", 1, 5.0), ("w4g128z", 64, 8.0), ("e4m3c+fp32", 1, 12.0))]

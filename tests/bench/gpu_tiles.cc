@@ -109,7 +109,7 @@ class Tiles {
       }
       return cuda::RunTile(args, tile, fixed_order_, stream);
     };
-    return TimeProduct(spec, copies, machine_);
+    return bench::Time(spec, copies, machine_);
   }
 
   static void Print(const Result& r, const RatedTile& tile, const std::string& weight) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "kernels/kernels.h"
 #include "kernels/kv4.h"
 #include "tests/bench/cases.h"
+#include "tests/bench/library.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/test_device.h"
 
@@ -25,6 +27,7 @@ namespace {
 // Equal experts in memory of their own; and a product's table for each routing.
 struct Stack {
   double gain = 0;  // the size of a sum beside that of activations, by the weights' mean square
+  HostWeight canonical;
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
   std::vector<const DeviceWeight*> experts;
   std::vector<Buffer> tables;
@@ -55,11 +58,11 @@ double Gain(const HostWeight& weight) {
 }
 
 Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& device) {
-  const HostWeight host =
-      testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = shape.scheme, .seed = seed});
   Stack out;
-  out.gain = Gain(host);
-  out.weights = {PrepareWeight(host, device).value()};
+  out.canonical =
+      testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = shape.scheme, .seed = seed});
+  out.gain = Gain(out.canonical);
+  out.weights = {PrepareWeight(out.canonical, device).value()};
   const DeviceWeight& first = *out.weights[0];
   const std::vector<uint8_t> packed = Download(device, first.storage);
   while (static_cast<int64_t>(out.weights.size()) < count) {
@@ -77,7 +80,8 @@ Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& 
 struct Routing {
   std::vector<int64_t> ends;
   int64_t active = 0;
-  Buffer sources, rows, weights;  // int32 [rows], int32 [tokens * top_k], FP32 likewise
+  // int32 [rows], int32 [tokens * top_k], FP32 and int32 likewise
+  Buffer sources, rows, weights, ids;
 };
 
 Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Device& device) {
@@ -92,9 +96,10 @@ Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Devi
     }
   }
   Routing out;
-  std::vector<int32_t> sources, rows(tokens * spec.top_k);
+  std::vector<int32_t> sources, rows(tokens * spec.top_k), ids(tokens * spec.top_k);
   for (const std::vector<int32_t>& choices : of_expert) {
     for (int32_t choice : choices) {
+      ids[choice] = static_cast<int32_t>(out.ends.size());
       rows[choice] = static_cast<int32_t>(sources.size());
       sources.push_back(static_cast<int32_t>(choice / spec.top_k));
     }
@@ -104,6 +109,7 @@ Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Devi
   out.sources = UploadOf(device, sources);
   out.rows = UploadOf(device, rows);
   out.weights = UploadOf(device, std::vector<float>(rows.size(), 1.0f / spec.top_k));
+  out.ids = UploadOf(device, ids);
   return out;
 }
 
@@ -215,6 +221,18 @@ class Mixture {
                       device_, stream));
   }
 
+  void UseLibrary(const Library& library) {
+    library_ = std::make_unique<LibraryExperts>(library, spec_.experts, gate_and_up_.canonical,
+                                                down_.canonical);
+  }
+  void RunLibrary(int i, StreamView stream) {
+    const Routing& to = routings_[i];
+    library_->Multiply({x_.data(), spec_.x, tokens_, spec_.hidden},
+                       static_cast<const int32_t*>(to.ids.data()),
+                       static_cast<const float*>(to.weights.data()), spec_.top_k,
+                       spec_.quantization, {y_.data(), spec_.x, tokens_, spec_.hidden}, stream);
+  }
+
   std::vector<uint8_t> y() const { return Download(device_, y_); }
   void set_one_by_one(bool value) { spec_.one_by_one = value; }
   // The average bytes of the experts that a call touches, over its routings.
@@ -311,6 +329,7 @@ class Mixture {
   Device& device_;
   Stack gate_and_up_, down_;
   std::vector<Routing> routings_;
+  std::unique_ptr<LibraryExperts> library_;
   Buffer x_, sorted_, middle_, half_, half_scale_, factors_, sums_, y_, workspace_;
 };
 
@@ -333,23 +352,43 @@ int Routings(const MixtureCase& spec, int64_t tokens, Machine& machine) {
 
 }  // namespace
 
-void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Machine& machine) {
+void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens,
+                 const Library* library, Machine& machine) {
+  // Times of a call, as the server makes it and by the library.
+  struct Way {
+    std::string kernel;
+    Call call;
+    double us = HUGE_VAL, error = 0;
+  };
   for (int64_t m : tokens) {
     const int routings = Routings(spec, m, machine);
     Mixture layer(spec, m, routings, machine);
     auto stream = machine.device().CreateStream().value();
-    const auto answer = [&](bool one_by_one) {
-      layer.set_one_by_one(one_by_one);
-      for (int i = routings - 1; i >= 0; --i) layer.Run(i, stream->view());
+    const Call run = [&](int i, StreamView s) { layer.Run(i, s); };
+    const auto answer = [&](const Call& call) {
+      for (int i = routings - 1; i >= 0; --i) call(i, stream->view());
       Check(stream->Synchronize());
       return layer.y();
     };
-    const std::vector<uint8_t> want = answer(true);
-    const double error = Difference(answer(spec.one_by_one), want, spec.x);
-    // Between the products a last place may decide to which E4M3 a number goes.
-    if (!(error <= (IsFloat8(spec.quantization) ? 2e-2 : 4e-3)))
-      Fail(absl::StrCat("experts: error ", error));
-    const double us = machine.Time(routings, [&](int i, StreamView s) { layer.Run(i, s); });
+    layer.set_one_by_one(true);
+    const std::vector<uint8_t> want = answer(run);
+    layer.set_one_by_one(spec.one_by_one);
+    std::vector<Way> ways = {{layer.kernel(), run}};
+    if (library != nullptr) {
+      layer.UseLibrary(*library);
+      ways.push_back({"libawqd", [&](int i, StreamView s) { layer.RunLibrary(i, s); }});
+    }
+    for (Way& way : ways) {
+      way.error = Difference(answer(way.call), want, spec.x);
+      // Between the products a last place may decide to which E4M3 a number goes.
+      if (!(way.error <= (IsFloat8(spec.quantization) ? 2e-2 : 4e-3))) {
+        Fail(absl::StrCat("experts, ", way.kernel, ": error ", way.error));
+      }
+    }
+    const int turns = library == nullptr ? 1 : 3;
+    for (int turn = 0; turn < turns; ++turn) {
+      for (Way& way : ways) way.us = std::min(way.us, machine.Time(routings, way.call));
+    }
     const double bytes = layer.touched_bytes();
     const double flops = 6.0 * m * spec.top_k * spec.hidden * spec.middle;
     const std::vector<Floor> floors = machine.LayerFloors(static_cast<int64_t>(bytes), flops);
@@ -359,13 +398,16 @@ void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Ma
       floor = std::max(floor, f.microseconds);
       absl::StrAppend(&json, ",\"", f.name, "_us\":", f.microseconds);
     }
-    absl::PrintF("experts %d top %d %6d x %-6d tokens %-5d %-22s %10.2f us  floor %10.2f  %.2f\n",
-                 spec.experts, spec.top_k, spec.hidden, spec.middle, m, layer.kernel(), us, floor,
-                 us / floor);
-    absl::PrintF(
-        "{\"row\":\"experts\",\"kernel\":\"%s\",\"experts\":%d,\"top_k\":%d,\"k\":%d,"
-        "\"n\":%d,\"m\":%d,\"us\":%.2f,\"error\":%.2e%s}\n",
-        layer.kernel(), spec.experts, spec.top_k, spec.hidden, spec.middle, m, us, error, json);
+    for (const Way& way : ways) {
+      absl::PrintF("experts %d top %d %6d x %-6d tokens %-5d %-22s %10.2f us  floor %10.2f  %.2f\n",
+                   spec.experts, spec.top_k, spec.hidden, spec.middle, m, way.kernel, way.us, floor,
+                   way.us / floor);
+      absl::PrintF(
+          "{\"row\":\"experts\",\"kernel\":\"%s\",\"experts\":%d,\"top_k\":%d,\"k\":%d,"
+          "\"n\":%d,\"m\":%d,\"us\":%.2f,\"error\":%.2e%s}\n",
+          way.kernel, spec.experts, spec.top_k, spec.hidden, spec.middle, m, way.us, way.error,
+          json);
+    }
     std::fflush(stdout);
   }
 }

@@ -9,6 +9,8 @@
 
 namespace awqd::bench {
 
+class Library;  // library.h
+
 struct MixtureCase {
   int64_t experts = 8;
   int64_t top_k = 2;
@@ -22,8 +24,10 @@ struct MixtureCase {
 
 // Times y = sum over a token's experts of w * down(silu(gate(x)) * up(x)) for each count of tokens,
 // with a routing of its own for every copy of the call: gathering rows, three products, the steps
-// between them, and the weighted sum. Prints a line and JSON for each.
-void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Machine& machine);
+// between them, and the weighted sum. Prints a line and JSON for each; with `library`, if it is not
+// null, one more for awqd_grouped_mlp, timed in turns.
+void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens,
+                 const Library* library, Machine& machine);
 
 // Times store and load of keys or values of this shape, in FP16, with a scale and a zero for each
 // row. Loads are checked against the stored codes.

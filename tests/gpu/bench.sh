@@ -4,10 +4,10 @@
 # time; narrow it with the flags.
 #
 #   tests/gpu/bench.sh [--quick | --sweep | --in_turn | --tiles] [--shapes 4096x4096,...] [--m 1,16,...]
-#                      [--rows substring,...] [--x fp16|bf16] [--device cuda:0] [--bin DIR] [--out FILE]
+#                      [--rows substring,...] [--x fp16|bf16] [--library] [--device cuda:0] [--bin DIR] [--out FILE]
 #
 # JSON lines go to FILE (default: bench.jsonl), tables to FILE.md and the plot to FILE.svg. With --rows
-# every row of those names runs, whether a server would choose it or not. --sweep: the product alone, at
+# every row of those names runs, whether a server would choose it or not. --library: libawqd beside the rows. --sweep: the product alone, at
 # counts of tokens on both sides of every tile's edge and between. --in_turn: the layers of each
 # model (or --shapes) one after the other, without and with --batch_invariant, to standard output alone.
 # --tiles: every tile that the choice finds within a quarter of the fastest, beside what it expected, to
@@ -21,6 +21,7 @@ rows=
 sweep=0
 in_turn=0
 tiles=0
+served=--served
 x=fp16
 device=cuda:0
 bin=$root/bin
@@ -37,6 +38,7 @@ while [[ $# -gt 0 ]]; do
       m+=,1025,1152,1280,1536,1792,2048,2049,2304,2560,3072,3584,4096
       shift
       ;;
+    --library) served=--library; shift ;;
     --in_turn)
       in_turn=1
       shapes="4096x6144,4096x4096,4096x28672,14336x4096 8192x10240,8192x8192,8192x57344,28672x8192"
@@ -82,9 +84,9 @@ fi
 if [[ -n $rows ]]; then
   bench "--m=$m" "--rows=$rows" || exit 1
 elif ((sweep)); then
-  bench --served "--m=$m" --rows=qmatmul || exit 1
+  bench "$served" "--m=$m" --rows=qmatmul || exit 1
 else
-  bench --served "--m=$m" --rows=qmatmul,dequantize || exit 1
+  bench "$served" "--m=$m" --rows=qmatmul,dequantize || exit 1
   bench --served "--m=$m" --rows=qmatmul --floors=none --batch_invariant || exit 1
   many=$(tr ',' '\n' <<<"$m" | awk '$1 >= 256' | paste -sd,)
   if [[ -n $many ]]; then bench --served "--m=$many" --rows=dense/ || exit 1; fi
