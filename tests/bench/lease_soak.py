@@ -331,22 +331,22 @@ class Soak:
     def measure(self):
         """What the server has when nobody is there."""
         self.reap(all_of_them=True)
-        self.server.end_load()
         self.server.ctl("load", "m")
-        last = collections.deque(maxlen=20)  # polls within which descriptors come to rest
-        for _ in range(200):
+        # An idle server returns its free memory after work of 100 ms, which a load of a small model is not.
+        time.sleep(2)
+        self.server.end_load()
+        rest = collections.deque(maxlen=40)
+        for _ in range(300):
             time.sleep(0.1)
-            last.append(self.server.descriptors())
-            if len(last) == last.maxlen and len(set(last)) == 1:
+            rest.append((self.server.descriptors(), self.server.status("VmRSS")))
+            if len(rest) == rest.maxlen and len(set(rest)) == 1:
                 break
-        time.sleep(3)  # an idle server returns its free memory after a second or two
         lent, mapped = self.server.lent_kib()
         out = {"resident_kib": self.server.status("VmRSS"), "lent_kib": lent, "lent_mappings": mapped,
                "descriptors": self.server.descriptors(), "device_mib": device_mib(self.args.device)}
         print(out, flush=True)
         self.server.start_load()
         return out
-
 
     def soak(self):
         """What the server had before the second half, and at the end."""
@@ -400,6 +400,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of those that fault
     device_unused = device_mib(args.device)
     soak = Soak(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
         before, after = soak.soak()
     finally:
