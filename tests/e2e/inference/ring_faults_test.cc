@@ -351,7 +351,9 @@ class RingFaultsTest : public ServerTest {
     }
     ++registrations_;
     const absl::Status shared = ring->ShareMemory(request, (*memory)->descriptor());
-    if (lie > 3) EXPECT_TRUE(shared.ok()) << shared;
+    if (lie > 3) {
+      EXPECT_TRUE(shared.ok()) << shared;
+    }
     if (!shared.ok()) return;
     client::MatmulCall form = Form();
     form.shared_activations = form.shared_output = DeviceMemory::Range(region, 0, 0);
