@@ -60,7 +60,8 @@ WAYS = {"torch": "#888", "humming": "#36c", "rpc": "#c44", "ring": "#e80", "leas
 SAME = ("rpc", "ring", "lease")
 PROMPT = 32  # tokens
 # Of the tables: a heading, a row's key and how its value is written.
-TIMES = {"batch": ("batch", ""), "graph": ("graph", ""), "first token, ms": ("first_token_ms", ".1f"), "tokens/s": ("tokens_per_s", ".1f"),
+TIMES = {"batch": ("batch", ""), "graph": ("graph", ""), "first token, ms": ("first_token_ms", ".1f"),
+         "tokens/s": ("tokens_per_s", ".1f"),
          "memory, MiB": ("memory_mib", ".0f")}
 TO_TORCH = {"difference": ("difference", ".2g"), "same": ("same", ".2f")}
 
@@ -81,7 +82,8 @@ class Job:
     eager: bool
 
     def graphed(self) -> bool:
-        return not self.eager and self.way not in ("rpc", "ring") and not (self.way == "torch" and hasattr(self.config, "num_experts"))
+        waits = self.way in ("rpc", "ring") or (self.way == "torch" and hasattr(self.config, "num_experts"))
+        return not self.eager and not waits
 
 
 def say(text: str, begin: float = time.monotonic()) -> None:
@@ -139,7 +141,8 @@ class Humming(Nothing):
                 some[text] = [interval for interval in get_heuristics_config(layer.humming_config, device=self.device)
                               if any(interval[0] < count <= interval[1] for count in counts)]
             self.tuning[linear] = json.dumps(some[text])
-        kernels = [{**json.loads(text), **json.loads(json.dumps(interval[2]))} for text, found in some.items() for interval in found]
+        kernels = [{**json.loads(text), **json.loads(json.dumps(interval[2]))} for text, found in some.items()
+                   for interval in found]
         left_out = ("num_sms", "sublayer_name")
         HummingKernel.compile_many([(HummingKernel, {name: value for name, value in kernel.items() if name not in left_out})
                                     for kernel in kernels], self.device.index or 0)
@@ -354,7 +357,8 @@ def bars(rows: Sequence[Row], title: str) -> str:
         for way, rate in rates.items():
             y, width = y + 18, 400 * rate / max(rates.values())
             out.append(f'<text x="80" y="{y + 14}" text-anchor="end">{way}</text><rect x="88" y="{y + 2}" width="{width:.1f}" '
-                       f'height="14" fill="{WAYS[way.rstrip('*')]}"/><text x="{94 + width:.1f}" y="{y + 14}">{rate:,.1f}</text>')
+                       f'height="14" fill="{WAYS[way.rstrip("*")]}"/><text x="{94 + width:.1f}" y="{y + 14}">'
+                       f'{rate:,.1f}</text>')
         y += 26
     if some:
         out.append(f'<text x="14" y="{y}">* without CUDA graphs</text>')
@@ -456,8 +460,9 @@ def main() -> None:
         server = pairs.Server(binaries, work_folder, "server", flags, options.device)
         say("the server is ready")
         try:
-            rows, leases, failed = measure(Job("", config, folder, server.address, server.ring, lend, options.device, options.batches,
-                                               options.tokens, options.eager), options, name, file)
+            job = Job("", config, folder, server.address, server.ring, lend, options.device, options.batches, options.tokens,
+                      options.eager)
+            rows, leases, failed = measure(job, options, name, file)
         finally:
             server.stop()
         if failed:

@@ -99,8 +99,8 @@ def make(binaries: pathlib.Path, config: Any, folder: pathlib.Path, device: str,
             dense.mkdir()
             write_shard(dense / file, parameters)
             config.save_pretrained(dense)
-            subprocess.run([binaries / "awqctl", "quantize", dense, "-o", quantised, "--to", "awq", "--group_size", str(GROUP), "-q"],
-                           check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([binaries / "awqctl", "quantize", dense, "-o", quantised, "--to", "awq", "--group_size", str(GROUP),
+                            "-q"], check=True, stdout=subprocess.DEVNULL)
             shutil.rmtree(dense)
             (quantised / file).rename(made / file)
             settings: dict[str, Any] = json.loads((quantised / "config.json").read_text())
