@@ -495,7 +495,9 @@ class GpuMaskedTest : public GpuExpertsTest {
           std::memcpy(out.data(), bytes.data(), bytes.size());
           return out;
         };
-        ASSERT_LE(Error(numbers(got), numbers(FetchRow(y, row))), 1e-6) << "row " << row;
+        // Tensor cores of E4M3 keep fewer bits of sums; rows of 16 bits round scale times code.
+        const double most = args_.quantization == AWQD_UNQUANTIZED ? 1e-6 : 3e-4;
+        ASSERT_LE(Error(numbers(got), numbers(FetchRow(y, row))), most) << "row " << row;
       }
     }
   }

@@ -10,7 +10,7 @@
 // A decoder has
 //   Weight                        what the kernel knows of the weight
 //   kBf16                         the type that it decodes to, which is that of x: BF16 or FP16
-//   kStepBytes, Stages(tokens)    of the ring: bytes of a step of a tile beside its tokens, at most; stages
+//   StageBytes(w)                 of shared memory, for what comes with the tokens of a stage
 //   TableBytes()                  of shared memory, for a table of the block
 //   FillTable(table)              the block synchronises afterwards
 //   BringStep(w, columns, step, to, barrier)  begins to copy a step of a tile, by one thread
@@ -73,9 +73,8 @@ constexpr int BlocksOf(int tokens) { return tokens <= 64 ? 2 : 1; }
 template <class Decoder, int kTokens>
 struct Shape {
   static constexpr int kBlocks = BlocksOf(kTokens);
-  static constexpr int kStages = Decoder::Stages(kTokens);
+  static constexpr int kStages = kTokens == 128 ? 6 : 4;  // two rounds at a time, at least
   static constexpr int kTokensBytes = kTokens * kStepK * 2;
-  static constexpr int kStageBytes = kTokensBytes + Decoder::kStepBytes;
   static constexpr int kSums = kTokens / 2;  // of a thread
   // Registers of a thread of consumers, and of the others, which give them.
   static constexpr int kConsumerRegisters = kBlocks == 2 ? 104 : 232;
@@ -86,16 +85,17 @@ struct Shape {
 constexpr int kHalfBytes = kConsumerColumns * kStepK * 2;
 constexpr int kRoundBytes = 2 * kHalfBytes;
 
-// Stages, then two rounds of each consumer, then barriers and a word that tells all threads what one
-// has found, then the table. In the end sums take the place of stages and rounds.
+// Tokens of the stages, then two rounds of each consumer, then barriers and a word that tells all
+// threads what one has found, then the table, then what came with the tokens. In the end sums take
+// the place of tokens and rounds.
 template <class Decoder, int kTokens>
 struct SharedPlaces {
   using S = Shape<Decoder, kTokens>;
-  static constexpr int kRounds = S::kStages * S::kStageBytes;
+  static constexpr int kRounds = S::kStages * S::kTokensBytes;
   static constexpr int kBarriers = kRounds + kConsumers * 2 * kRoundBytes;
   static constexpr int kWord = kBarriers + S::kStages * 16;
   static constexpr int kTable = kWord + 16;
-  static constexpr int kBytes = kTable + Decoder::TableBytes();
+  static constexpr int kSteps = kTable + Decoder::TableBytes();
   // The padding keeps the lanes that store at a time in banks of their own.
   static constexpr int kSumsStride = kTileColumns + 4;
   static_assert(kTokens * kSumsStride * 4 <= kBarriers);
@@ -115,8 +115,12 @@ struct Cursor {
     return shared + SharedPlaces<Decoder, kTokens>::kBarriers + stage * 16;
   }
   __device__ __forceinline__ uint32_t Empty(uint32_t shared) const { return Full(shared) + 8; }
-  // In the stage: tokens, then the decoder's bytes.
-  __device__ __forceinline__ uint32_t At() const { return stage * S::kStageBytes; }
+  __device__ __forceinline__ uint32_t Tokens(uint32_t shared) const {
+    return shared + stage * S::kTokensBytes;
+  }
+  __device__ __forceinline__ int Step(const typename Decoder::Weight& w) const {
+    return SharedPlaces<Decoder, kTokens>::kSteps + stage * Decoder::StageBytes(w);
+  }
 };
 
 // A block's share of the work.
@@ -146,9 +150,8 @@ __device__ __forceinline__ void BringSteps(const DecodedParams<Decoder>& p, uint
   for (int step = work.first * 2; step < work.end * 2; ++step, at.Advance()) {
     BarrierWait(at.Empty(shared), at.parity ^ 1);
     BarrierExpect(at.Full(shared), S::kTokensBytes + Decoder::StepBytes(p.weight, step));
-    TensorCopy(shared + at.At(), &p.x, step * kStepK, work.tokens * kTokens, at.Full(shared));
-    Decoder::BringStep(p.weight, work.columns, step, shared + at.At() + S::kTokensBytes,
-                       at.Full(shared));
+    TensorCopy(at.Tokens(shared), &p.x, step * kStepK, work.tokens * kTokens, at.Full(shared));
+    Decoder::BringStep(p.weight, work.columns, step, shared + at.Step(p.weight), at.Full(shared));
   }
 }
 
@@ -170,7 +173,8 @@ class Consumer {
   using Sums = float[S::kSums];
 
   __device__ __forceinline__ Consumer(const DecodedParams<Decoder>& p, uint8_t* memory, int columns)
-      : memory_(memory),
+      : weight_(p.weight),
+        memory_(memory),
         shared_(SharedAddress(memory)),
         rounds_at_(shared_ + SharedPlaces<Decoder, kTokens>::kRounds +
                    threadIdx.x / 128 * 2 * kRoundBytes),
@@ -186,7 +190,7 @@ class Consumer {
       decoder_.Decode(round_at, [&](int step) {
         if (step > 0) decoded.Advance();
         BarrierWait(decoded.Full(shared_), decoded.parity);
-        return memory_ + decoded.At() + S::kTokensBytes;
+        return memory_ + decoded.Step(weight_);
       });
       if (round + 1 < end) decoder_.Load(round + 1);
       FenceForTensorCores();
@@ -197,7 +201,7 @@ class Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half, at_.Advance()) {
         BarrierWait(at_.Full(shared_), at_.parity);
-        const uint64_t tokens = WholeDescriptor(TokensDescriptor(shared_ + at_.At()));
+        const uint64_t tokens = WholeDescriptor(TokensDescriptor(at_.Tokens(shared_)));
         const uint64_t weights = WholeDescriptor(TokensDescriptor(round_at + half * kHalfBytes));
         WgmmaArrive();
 #pragma unroll
@@ -224,6 +228,7 @@ class Consumer {
     }
   }
 
+  const typename Decoder::Weight& weight_;
   uint8_t* const memory_;
   const uint32_t shared_;
   const uint32_t rounds_at_;
@@ -422,7 +427,8 @@ absl::Status LaunchDecoded(const MatmulArgs& args, const typename Decoder::Weigh
     const LaunchConfig config{
         .grid = static_cast<unsigned>(int64_t{p.column_tiles} * p.token_tiles * p.splits),
         .block = kThreads,
-        .shared_bytes = SharedPlaces<Decoder, kTokens>::kBytes,
+        .shared_bytes = SharedPlaces<Decoder, kTokens>::kSteps +
+                        Shape<Decoder, kTokens>::kStages * Decoder::StageBytes(w),
         .stream = stream,
         .attributes = OverlappedLaunch(weight.device->info())};
     return Launch<DecodedKernel<Decoder, kTokens>>(name, config, p);

@@ -26,11 +26,12 @@ class TrellisDecoder {
     int64_t row_bytes;  // of a row of tiles
   };
   static constexpr bool kBf16 = kDecodesToBf16;
-  static constexpr int kStepBytes = kRowsOfStep * kTilesOfRow * 32 * 8;  // of 8 bits
 
-  static constexpr int Stages(int tokens) { return tokens == 64 ? 3 : tokens == 128 ? 6 : 4; }
   static constexpr int TableBytes() { return 0; }
   static __device__ __forceinline__ void FillTable(uint8_t*) {}
+  static __host__ __device__ __forceinline__ int StageBytes(const Weight& w) {
+    return kRowsOfStep * RowBytes(w);
+  }
   static __device__ __forceinline__ int StepBytes(const Weight& w, int step) {
     return RowsOf(w, step) * RowBytes(w);
   }
@@ -76,7 +77,7 @@ class TrellisDecoder {
   }
 
  private:
-  static __device__ __forceinline__ int RowBytes(const Weight& w) {
+  static __host__ __device__ __forceinline__ int RowBytes(const Weight& w) {
     return kTilesOfRow * 32 * w.bits;
   }
   // Past K there are none. What shared memory holds in their place are codes of some numbers, too.

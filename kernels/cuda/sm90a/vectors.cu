@@ -76,13 +76,12 @@ class VectorsDecoder {
     int blocks;  // of 256 of K
   };
   static constexpr bool kBf16 = kDecodesToBf16;
-  static constexpr int kStepBytes = 0;
 
-  static constexpr int Stages(int tokens) { return tokens == 128 ? 6 : 4; }
   static constexpr int TableBytes() { return kEntriesBytes<kCode>; }
   static __device__ __forceinline__ void FillTable(uint8_t* table) {
     FillEntries<kCode>(reinterpret_cast<uint32_t*>(table));
   }
+  static __host__ __device__ __forceinline__ int StageBytes(const Weight&) { return 0; }
   static __device__ __forceinline__ int StepBytes(const Weight&, int) { return 0; }
   static __device__ __forceinline__ void BringStep(const Weight&, int, int, uint32_t, uint32_t) {}
   static __device__ __forceinline__ void Transform(float (&)[4]) {}
