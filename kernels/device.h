@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/types.h"
 
 namespace awqd {
@@ -81,6 +82,12 @@ class SharedEvent {
   virtual absl::Status Record(StreamView stream) = 0;
 };
 
+// A point in a stream of this process, for later work of any of its streams. Used by one thread at a
+// time.
+struct StreamPoint {
+  std::shared_ptr<SharedEvent> event;  // null: not recorded, or all of the work is done
+};
+
 enum class MemoryKind : uint8_t {
   kDevice,   // buffers that kernels read and write
   kWeights,  // as kDevice, but apart from it, so that unloading returns all memory of a weight
@@ -127,10 +134,19 @@ class Device {
   virtual absl::StatusOr<Buffer> ImportMemory(absl::string_view /*handle*/) {
     return SharesNothing();
   }
+  // Likewise by a descriptor of the driver's own memory (VMM), at least the first `bytes` of it, for
+  // reading and writing, by the other GPUs of this process too where they reach this one.
+  virtual absl::StatusOr<Buffer> ImportMemory(const UniqueFd& /*descriptor*/, int64_t /*bytes*/) {
+    return SharesNothing();
+  }
   // Likewise an event of another process; `handle`: the bytes of a cudaIpcEventHandle_t.
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view /*handle*/) {
     return SharesNothing();
   }
+
+  // An event of this device, whose other process is this one. UNIMPLEMENTED where work is done when
+  // a call returns.
+  virtual absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() { return SharesNothing(); }
 
   // True if the host can read and write device memory directly, as on the CPU, so that copies can
   // be skipped.

@@ -52,6 +52,7 @@ absl::StatusOr<char*> Lane::GrowBuffer(Buffer* buffer, MemoryKind kind, int64_t 
 
 absl::StatusOr<const void*> Lane::Upload(const void* host, int64_t bytes) {
   if (direct_) return host;
+  AWQD_RETURN_IF_ERROR(Settle());  // staging memory of early work is still read
   const absl::Time begin = absl::Now();
   const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
   if (uploads_used_ == uploads_.size()) uploads_.emplace_back();
@@ -90,6 +91,7 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
   for (const RowPiece& piece : pieces) {
     if (is_small(piece)) small_bytes += piece.rows * row_bytes;
   }
+  if (small_bytes > 0) AWQD_RETURN_IF_ERROR(Settle());
   AWQD_ASSIGN_OR_RETURN(char* pinned, GrowBuffer(&x_staging_, MemoryKind::kStaging, small_bytes));
   std::vector<CopyPiece> of_devices;
   for (size_t i = 0; i < pieces.size();) {
@@ -200,8 +202,30 @@ absl::Status Lane::Fetch(absl::Span<const ResultPiece> pieces, const Targets& ta
   if (!to_devices.empty()) {
     AWQD_RETURN_IF_ERROR(device_->CopyPieces(to_devices, stream_->view()));
   }
+  pending_ = pending_ || early_;
+  if (early_) return absl::OkStatus();
+  return Synchronize();
+}
+
+absl::Status Lane::Synchronize() {
   uploads_used_ = 0;
-  return stream_->Synchronize();
+  pending_ = false;
+  const absl::Status status = stream_->Synchronize();
+  kept_.clear();
+  return status;
+}
+
+absl::Status Lane::Settle(size_t most) {
+  return pending_ && kept_.size() >= most ? Synchronize() : absl::OkStatus();
+}
+
+std::shared_ptr<SharedEvent> Lane::MakeEvent() {
+  for (const std::shared_ptr<SharedEvent>& event : events_) {
+    if (event.use_count() == 1) return event;
+  }
+  absl::StatusOr<std::unique_ptr<SharedEvent>> made = device_->CreateEvent();
+  if (!made.ok()) return nullptr;
+  return events_.emplace_back(*std::move(made));
 }
 
 }  // namespace awqd::engine

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
+#include "server/batching/task.h"
 #include "server/engine/staging.h"
 #include "server/engine/threshold_table.h"
 
@@ -70,6 +71,8 @@ class Lane {
   // The objects that the options point to outlive the lane.
   static absl::StatusOr<std::unique_ptr<Lane>> Create(const LaneOptions& options);
 
+  ~Lane() { DiscardWork(); }
+
   StreamView stream() const { return stream_->view(); }
   // The thresholds of weights on this device.
   const ThresholdTable& thresholds() const { return *options_.thresholds; }
@@ -93,8 +96,12 @@ class Lane {
   absl::StatusOr<void*> AllocateWorkspace(int64_t bytes) {
     return GrowBuffer(&workspace_, MemoryKind::kDevice, bytes);
   }
-  // Before a work: the parts of its result that go to memory of devices.
-  void SetOutputs(std::vector<DeviceOutput> outputs) { outputs_ = std::move(outputs); }
+  // Before a work: the parts of its result that go to memory of devices. `early`: Fetch does not
+  // wait, because nobody needs the result on the host.
+  void SetOutputs(std::vector<DeviceOutput> outputs, bool early = false) {
+    outputs_ = std::move(outputs);
+    early_ = early;
+  }
   // Returns the memory for a result that Fetch brings to `host`, staging memory. Kernels write each
   // element once.
   absl::StatusOr<void*> AllocateResult(void* host, int64_t bytes) {
@@ -104,7 +111,8 @@ class Lane {
   // The same for a result of several arrays, a buffer for each.
   using Targets = absl::InlinedVector<void*, 4>;
   absl::StatusOr<Targets> AllocateResults(absl::Span<const ResultPiece> pieces);
-  // Copies the result to `host`, or to where its parts go, and waits for the stream.
+  // Copies the result to `host`, or to where its parts go, and waits for the stream, unless the work
+  // is early.
   absl::Status Fetch(void* host, const void* target, int64_t bytes);
   absl::Status Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets);
   Device& device() { return *device_; }
@@ -113,10 +121,17 @@ class Lane {
   // themselves may end later.
   absl::Duration ResetInputTime() { return std::exchange(input_time_, absl::ZeroDuration()); }
 
+  // Keeps what an early batch uses until the stream was waited for.
+  void Keep(std::unique_ptr<batching::Task> task) { kept_.push_back(std::move(task)); }
+  // Waits for early batches, if there are any: all of them, or, so that neither they nor the GPU's
+  // queue grow without bound, where there are many.
+  absl::Status Settle(size_t most = 0);
+  // An event that nobody uses any more; null where the device makes none.
+  std::shared_ptr<SharedEvent> MakeEvent();
+
   // Waits for the steps that a failed work has left on the stream, so that its memory may be freed.
   void DiscardWork() {
-    uploads_used_ = 0;
-    stream_->Synchronize().IgnoreError();  // the work's own error is the one to report
+    Synchronize().IgnoreError();  // the work's own error is the one to report
   }
   // Frees buffers in host memory; the next work allocates them again. Buffers of a device stay,
   // because warm-up brought them to their final size.
@@ -137,6 +152,8 @@ class Lane {
   struct Uploaded {
     Buffer staging, device;
   };
+
+  absl::Status Synchronize();
 
   // Where kernels write a result of `host` without a copy; null: nowhere. Across the bus a small
   // one takes less time so than a copy that starts behind the kernel: a product with a result of 8
@@ -165,6 +182,10 @@ class Lane {
   Buffer workspace_;
   Buffer y_device_;
   std::vector<DeviceOutput> outputs_;
+  bool early_ = false;
+  bool pending_ = false;  // early work was enqueued since the stream was waited for
+  std::vector<std::unique_ptr<batching::Task>> kept_;
+  std::vector<std::shared_ptr<SharedEvent>> events_;
 };
 
 }  // namespace awqd::engine

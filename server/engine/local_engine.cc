@@ -107,6 +107,9 @@ absl::Status WaitUntilReady(const Lane& lane, const batching::Batch& batch) {
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const Work& work = AsWork(task);
     if (work.ready != nullptr) AWQD_RETURN_IF_ERROR(work.ready->Wait(lane.stream()));
+    if (work.waits_for != nullptr && work.waits_for->event != nullptr) {
+      AWQD_RETURN_IF_ERROR(work.waits_for->event->Wait(lane.stream()));
+    }
   }
   return absl::OkStatus();
 }
@@ -115,8 +118,30 @@ absl::Status RecordFinished(const Lane& lane, const batching::Batch& batch) {
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const Work& work = AsWork(task);
     if (work.finished != nullptr) AWQD_RETURN_IF_ERROR(work.finished->Record(lane.stream()));
+    if (work.marks != nullptr && work.marks->event != nullptr) {
+      AWQD_RETURN_IF_ERROR(work.marks->event->Record(lane.stream()));
+    }
   }
   return absl::OkStatus();
+}
+
+// Early batches of a lane that the GPU may have before it.
+constexpr size_t kMostEarly = 8;
+
+// Whether all of the batch may be answered once it is enqueued. Those of its works that mark a point
+// get an event for it then.
+bool IsEarly(Lane& lane, const batching::Batch& batch) {
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const Work& work = AsWork(task);
+    if (!work.early || work.output.device() == nullptr) return false;
+  }
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    StreamPoint* const point = AsWork(task).marks.get();
+    if (point == nullptr) continue;
+    point->event = lane.MakeEvent();
+    if (point->event == nullptr) return false;
+  }
+  return true;
 }
 
 // Cancels a queued work; the function of a TaskHandle.
@@ -253,7 +278,8 @@ class LocalEngine final : public Engine {
     constexpr int64_t kRestPinned = int64_t{32} << 20;
     staging_.FreeKept(device_->host_addressable() ? 0 : kRestPinned);
     for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-      if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
+      if (!slot->mu.TryLock()) continue;   // at work, so not idle after all
+      slot->lane->Settle().IgnoreError();  // the next batch finds the fault again
       slot->lane->FreeHostBuffers();
       slot->mu.Unlock();
     }
@@ -308,7 +334,8 @@ class LocalEngine final : public Engine {
     const absl::Time start = absl::Now();
     Payload results;  // of the whole batch, in the tasks' order
     ExecutionReport report;
-    const absl::Status status = WithErrorId(Run(lane, batch, &results, &report));
+    const bool early = IsEarly(lane, batch);
+    const absl::Status status = WithErrorId(Run(lane, batch, early, &results, &report));
     report.device = device_->info().id;
     report.batch_id = batches.fetch_add(1, std::memory_order_relaxed) + 1;
     report.batch_tokens = batch.tokens;
@@ -334,9 +361,16 @@ class LocalEngine final : public Engine {
       ExecutionReport mine = report;
       mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
       if (work.call) mine.batch_calls = calls;
+      if (early && status.ok()) {
+        std::exchange(work.done, nullptr)(status, std::move(parts[i]), mine);
+        return;  // the GPU still uses its memory
+      }
       work.Complete(status, std::move(parts[i]), mine);
       batch.tasks[i].reset();
     });
+    for (std::unique_ptr<batching::Task>& task : batch.tasks) {
+      if (task != nullptr) lane.Keep(std::move(task));
+    }
     if (statistics != nullptr && status.ok()) {
       StatisticsRecorder::RecordAnswers(*statistics, report.batch_requests, batch.tokens,
                                         absl::Now() - computed);
@@ -346,8 +380,9 @@ class LocalEngine final : public Engine {
     }
   }
 
-  absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
+  absl::Status Run(Lane& lane, const batching::Batch& batch, bool early, Payload* results,
                    ExecutionReport* report) {
+    AWQD_RETURN_IF_ERROR(lane.Settle(kMostEarly));
     const Work& first = AsWork(batch.tasks.front());
     if (batch.tasks.size() == 1 && first.output.device() != nullptr) {
       *results = first.output;
@@ -358,7 +393,7 @@ class LocalEngine final : public Engine {
       }
       AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
     }
-    lane.SetOutputs(OutputsOf(batch, results->data()));
+    lane.SetOutputs(OutputsOf(batch, results->data()), early);
     absl::Status status = WaitUntilReady(lane, batch);
     if (status.ok()) status = first.Run(lane, batch, results->data(), report);
     if (status.ok()) status = RecordFinished(lane, batch);
@@ -374,7 +409,7 @@ class LocalEngine final : public Engine {
       start = absl::Now();
       Payload results;
       ExecutionReport report;
-      AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
+      AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, /*early=*/false, &results, &report));
     }
     // The last lane's time: the first one brings modules up.
     scheduler_->RecordRun(batch.tasks.front()->run_key(), batch.tokens, absl::Now() - start);

@@ -138,6 +138,10 @@ class Work : public batching::Task {
   // Called before the first step that reads memory of the caller, and after the last one of the
   // batch, if that is given.
   std::shared_ptr<SharedEvent> ready, finished;
+  // The same of points of this process: `marks` is recorded for a later work, which `waits_for` it.
+  std::shared_ptr<StreamPoint> waits_for, marks;
+  // With `output`: it may be answered once its kernels are enqueued.
+  bool early = false;
 
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }

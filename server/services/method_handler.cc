@@ -351,6 +351,8 @@ class MethodHandler : public RequestHandler {
       const engine::Payload& room = shared_output_.device_memory();
       work.output = room.Slice(0, work.result_bytes());
       work.finished = shared_output_.region()->finished();
+      work.marks = shared_output_.marks();
+      work.early = work.marks != nullptr || shared_output_.region()->early_answers();
     }
     if (!shared_input_.on_device()) return absl::OkStatus();
     // Kernels write results while others of their blocks read activations.
@@ -362,6 +364,7 @@ class MethodHandler : public RequestHandler {
       if (input.outside_request) job->work.*input.payload = shared_input_.device_memory();
     }
     work.ready = shared_input_.region()->ready();
+    work.waits_for = shared_input_.waits_for();
     if (work.finished == nullptr) work.finished = shared_input_.region()->finished();
     shared_input_ = SharedRange();
     return absl::OkStatus();

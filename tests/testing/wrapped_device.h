@@ -2,6 +2,10 @@
 // failed and recovered. Weights may be prepared on it or on the wrapped device.
 #pragma once
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -40,6 +44,8 @@ class WrappedDevice final : public Device {
   // How often events were waited for and recorded. Their handle is EventHandle().
   int64_t waits() const { return *waits_; }
   int64_t records() const { return *records_; }
+  // How often the host waited for a stream.
+  int64_t synchronizations() const { return synchronizations_; }
   static std::string EventHandle() { return std::string(64, 'e'); }
 
   Device& inner() { return *inner_; }
@@ -95,8 +101,26 @@ class WrappedDevice final : public Device {
     return Buffer(const_cast<void*>(exported.data), exported.bytes,
                   [imported = imported_](void*, int64_t) { --*imported; });
   }
+  // `descriptor`: of a memfd.
+  absl::StatusOr<Buffer> ImportMemory(const UniqueFd& descriptor, int64_t bytes) override {
+    const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 0));
+    struct stat file = {};
+    void* const data =
+        fstat(descriptor.get(), &file) == 0 && S_ISREG(file.st_mode) && bytes <= file.st_size
+            ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0)
+            : MAP_FAILED;
+    if (data == MAP_FAILED) return absl::InvalidArgumentError("got no memory of that size");
+    ++*imported_;
+    return Buffer(data, bytes, [imported = imported_](void* mapped, int64_t length) {
+      munmap(mapped, static_cast<size_t>(length));
+      --*imported;
+    });
+  }
   absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override {
     if (handle != EventHandle()) return absl::InvalidArgumentError("got no handle");
+    return std::make_unique<CountedEvent>(waits_, records_);
+  }
+  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() override {
     return std::make_unique<CountedEvent>(waits_, records_);
   }
   bool host_addressable() const override { return host_addressable_; }
@@ -137,6 +161,7 @@ class WrappedDevice final : public Device {
         : inner_(std::move(inner)), device_(device) {}
     StreamView view() const override { return inner_->view(); }
     absl::Status Synchronize() override {
+      ++device_->synchronizations_;
       if (device_->broken_) return Fault();
       return inner_->Synchronize();
     }
@@ -155,6 +180,7 @@ class WrappedDevice final : public Device {
   std::atomic<int64_t> copies_to_device_{0};
   std::atomic<int64_t> copies_to_host_{0};
   std::atomic<int64_t> copies_of_pieces_{0};
+  mutable std::atomic<int64_t> synchronizations_{0};
   const Counter imported_ = MakeCounter(), waits_ = MakeCounter(), records_ = MakeCounter();
 };
 

@@ -36,7 +36,9 @@ class CudaDevice final : public Device, public MemoryExporter {
                           StreamView stream) override;
   absl::Status CopyPieces(absl::Span<const CopyPiece> pieces, StreamView stream) override;
   absl::StatusOr<Buffer> ImportMemory(absl::string_view handle) override;
+  absl::StatusOr<Buffer> ImportMemory(const UniqueFd& descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> ImportEvent(absl::string_view handle) override;
+  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateEvent() override;
   // Memory of the driver's own (VMM), apart from the pools, in units of its granularity, 2 MiB.
   absl::StatusOr<ExportedMemory> Export(int64_t bytes) override;
   absl::StatusOr<Buffer> Import(const UniqueFd& descriptor, int64_t bytes) override;
@@ -46,6 +48,10 @@ class CudaDevice final : public Device, public MemoryExporter {
  private:
   CudaDevice(DeviceInfo info, std::shared_ptr<DeviceMemory> memory)
       : info_(std::move(info)), memory_(std::move(memory)) {}
+
+  // `bytes`: a multiple of the granularity. `access`: a CUmemAccess_flags. INVALID_ARGUMENT says
+  // why the descriptor is not one of memory of this GPU.
+  absl::StatusOr<Buffer> MapDescriptor(const UniqueFd& descriptor, int64_t bytes, int access);
 
   const DeviceInfo info_;
   const std::shared_ptr<DeviceMemory> memory_;

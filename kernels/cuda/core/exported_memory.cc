@@ -25,6 +25,7 @@ struct Driver {
   decltype(&cuMemRelease) release = nullptr;
   decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuMemGetAllocationPropertiesFromHandle) properties = nullptr;
   decltype(&cuMemAddressReserve) reserve = nullptr;
   decltype(&cuMemAddressFree) free_address = nullptr;
   decltype(&cuMemMap) map = nullptr;
@@ -45,6 +46,7 @@ struct Driver {
     Find("cuMemRelease", &release);
     Find("cuMemExportToShareableHandle", &export_handle);
     Find("cuMemImportFromShareableHandle", &import_handle);
+    Find("cuMemGetAllocationPropertiesFromHandle", &properties);
     Find("cuMemAddressReserve", &reserve);
     Find("cuMemAddressFree", &free_address);
     Find("cuMemMap", &map);
@@ -162,24 +164,72 @@ absl::StatusOr<ExportedMemory> DeviceMemory::Export(int64_t bytes) {
 
 absl::StatusOr<ExportedMemory> CudaDevice::Export(int64_t bytes) { return memory_->Export(bytes); }
 
+absl::StatusOr<Buffer> CudaDevice::MapDescriptor(const UniqueFd& descriptor, int64_t bytes,
+                                                 int access) {
+  const Driver& driver = Driver::Get();
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult error = driver.import_handle(
+      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (error != CUDA_SUCCESS) {
+    return absl::InvalidArgumentError(absl::StrCat("got a descriptor that ", info_.id,
+                                                   " cannot open (", NameOf(error),
+                                                   "), expected that of memory of this GPU"));
+  }
+  CUmemAllocationProp properties = {};
+  error = driver.properties(&properties, handle);
+  const CUmemLocation& place = properties.location;
+  absl::StatusOr<Buffer> out = absl::InvalidArgumentError(
+      absl::StrCat("got memory of another place (", static_cast<int>(place.type), ", ", place.id,
+                   "), expected that of ", info_.id));
+  if (error == CUDA_SUCCESS && place.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+      place.id == info_.index) {
+    out = Map(info_.index, handle, bytes, static_cast<CUmemAccess_flags>(access));
+  }
+  driver.release(handle);
+  return out;
+}
+
 absl::StatusOr<Buffer> CudaDevice::Import(const UniqueFd& descriptor, int64_t bytes) {
   AWQD_ASSIGN_OR_RETURN(const int64_t unit, Granularity(info_.index));
   if (bytes <= 0 || bytes % unit != 0) {
     return BadValue("memory", absl::StrCat(bytes, " bytes"), absl::StrCat("a multiple of ", unit));
   }
-  const Driver& driver = Driver::Get();
-  CUmemGenericAllocationHandle handle = 0;
-  const CUresult error = driver.import_handle(
-      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get())),
-      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  if (error != CUDA_SUCCESS) {
-    return BadValue(
-        "memory",
-        absl::StrCat("a descriptor that ", info_.id, " cannot open (", NameOf(error), ")"),
-        "that of memory of this GPU");
+  absl::StatusOr<Buffer> out = MapDescriptor(descriptor, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  if (!out.ok()) return Prefixed("memory", out.status());
+  return out;
+}
+
+absl::StatusOr<Buffer> CudaDevice::ImportMemory(const UniqueFd& descriptor, int64_t bytes) {
+  AWQD_ASSIGN_OR_RETURN(const int64_t unit, Granularity(info_.index));
+  // No GPU has more; rounding up cannot overflow then.
+  if (bytes <= 0 || bytes > info_.memory_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got memory of ", bytes, " bytes, expected 1 to ", info_.memory_bytes));
   }
-  absl::StatusOr<Buffer> out = Map(info_.index, handle, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ);
-  driver.release(handle);
+  absl::StatusOr<Buffer> mapped =
+      MapDescriptor(descriptor, RoundUp(bytes, unit), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  if (absl::IsFailedPrecondition(mapped.status())) {
+    return absl::InvalidArgumentError(absl::StrCat("got memory that has not ", bytes, " bytes (",
+                                                   mapped.status().message(),
+                                                   "), expected so many"));
+  }
+  AWQD_ASSIGN_OR_RETURN(Buffer out, std::move(mapped));
+  // Those that cannot reach it copy by way of the host.
+  int gpus = 0;
+  AWQD_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&gpus));
+  for (int other = 0; other < gpus; ++other) {
+    int reaches = 0;
+    if (other == info_.index ||
+        cudaDeviceCanAccessPeer(&reaches, other, info_.index) != cudaSuccess || reaches == 0) {
+      continue;
+    }
+    const CUmemAccessDesc wanted = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    Driver::Get().set_access(reinterpret_cast<CUdeviceptr>(out.data()),
+                             static_cast<size_t>(out.size()), &wanted, 1);
+  }
+  (void)cudaGetLastError();
   return out;
 }
 

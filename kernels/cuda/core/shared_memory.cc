@@ -104,4 +104,11 @@ absl::StatusOr<std::unique_ptr<SharedEvent>> CudaDevice::ImportEvent(absl::strin
   return std::make_unique<CudaEvent>(info_.index, event);
 }
 
+absl::StatusOr<std::unique_ptr<SharedEvent>> CudaDevice::CreateEvent() {
+  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
+  cudaEvent_t event = nullptr;
+  AWQD_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return std::make_unique<CudaEvent>(info_.index, event);
+}
+
 }  // namespace awqd::cuda

@@ -116,13 +116,16 @@ enum FrameKind : uint32_t {
   kRelease = 3,  // value: the number of a prepared call, which no call uses any more
   kOk = 4,  // to kOpen: value is the size of the memory, with the descriptors; to kPrepare: value
             // is the number, body PreparedBody
-  kError = 5,  // value: a google.rpc.Code; body: the message
+  kError = 5,    // value: a google.rpc.Code; body: the message
+  kShare = 6,    // body: an awqd.v1.ShareMemoryRequest; with a descriptor of the memory (SCM_RIGHTS)
+                 // unless the request has a handle. The region lasts as long as the ring
+  kUnshare = 7,  // body: the name of a region of this ring
 };
 
 // A chain is a call of several steps, which run in order and have one answer. Its body is a
 // ChainStep for each. The results of all steps lie one after the other from y_offset on, those of
 // each for all tokens. Steps with expert ids, router weights, logits or scales take those of the
-// call, which has one of each.
+// call, which has one of each. In a region of a GPU's memory tensors stay there between the steps.
 enum Method : uint32_t {
   kQuantizedMatmul = 1,
   kGroupedQuantizedMatmul = 2,
@@ -131,7 +134,7 @@ enum Method : uint32_t {
 };
 
 struct ChainStep {
-  uint32_t call;    // a prepared call, whose tensors are in the payload
+  uint32_t call;    // a prepared call; the tensors of all steps are in the payload or in one region
   uint16_t x;       // 0: the call's activations; i: the result of step i, from 1, an earlier one
   uint16_t router;  // the same of the router weights or logits
 };

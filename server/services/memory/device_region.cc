@@ -21,11 +21,21 @@ absl::StatusOr<std::shared_ptr<SharedEvent>> ImportEvent(Device& device, const s
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(Device* device,
-                                                                         const Handles& handles) {
+absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(
+    Device* device, const Handles& handles, const UniqueFd& descriptor) {
   const int64_t offset = handles.offset, size = handles.size;
-  absl::StatusOr<Buffer> memory = device->ImportMemory(handles.memory);
-  if (!memory.ok()) return wire::WithField(Prefixed(kMemory, memory.status()), kMemory);
+  if (descriptor.ok() && !handles.memory.empty()) {
+    return wire::FieldError(kMemory, "a handle and a descriptor", "one of them");
+  }
+  // A descriptor does not tell how large its memory is: the driver refuses to map more.
+  int64_t end = 0;
+  const bool overflows = __builtin_add_overflow(offset, size, &end);
+  absl::StatusOr<Buffer> memory =
+      !descriptor.ok() ? device->ImportMemory(handles.memory)
+      : overflows      ? absl::InvalidArgumentError("got a size of 2^63 bytes or more")
+                       : device->ImportMemory(descriptor, end);
+  const absl::string_view from = descriptor.ok() ? "descriptor" : kMemory;
+  if (!memory.ok()) return wire::WithField(Prefixed(from, memory.status()), from);
   if (offset < 0 || size < 0 || size > memory->size() || offset > memory->size() - size) {
     return wire::FieldError("size", absl::StrCat(size, " bytes from byte ", offset, " on"),
                             absl::StrCat("a range within the allocation's ", memory->size()));
@@ -33,15 +43,23 @@ absl::StatusOr<std::shared_ptr<const DeviceRegion>> DeviceRegion::Import(Device*
   std::shared_ptr<DeviceRegion> out(new DeviceRegion(device, *std::move(memory), offset, size));
   AWQD_ASSIGN_OR_RETURN(out->ready_, ImportEvent(*device, handles.ready, "ready_event"));
   AWQD_ASSIGN_OR_RETURN(out->finished_, ImportEvent(*device, handles.finished, "finished_event"));
+  out->early_ = handles.early;
+  if (handles.early && out->finished_ == nullptr) {
+    return wire::FieldError("early_answers", "true without finished_event",
+                            "the event that says when results are there");
+  }
   return out;
 }
 
-absl::Status DeviceRegion::Copy(const CopyPiece& piece) const {
+absl::Status DeviceRegion::Copy(const CopyPiece& piece, const StreamPoint* point) const {
   MutexLock lock(&mu_);
   if (copies_ == nullptr) {
     AWQD_ASSIGN_OR_RETURN(copies_, device_->CreateCopyStream());
   }
   if (ready_ != nullptr) AWQD_RETURN_IF_ERROR(ready_->Wait(copies_->view()));
+  if (point != nullptr && point->event != nullptr) {
+    AWQD_RETURN_IF_ERROR(point->event->Wait(copies_->view()));
+  }
   AWQD_RETURN_IF_ERROR(device_->CopyPieces({&piece, 1}, copies_->view()));
   if (finished_ != nullptr) AWQD_RETURN_IF_ERROR(finished_->Record(copies_->view()));
   return copies_->Synchronize();

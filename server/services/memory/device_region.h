@@ -29,10 +29,12 @@ class DeviceRegion : public std::enable_shared_from_this<DeviceRegion> {
     int64_t offset = 0, size = 0;
     std::string ready;     // works wait for it before they read
     std::string finished;  // recorded after the last kernel
+    bool early = false;    // calls are answered before that
   };
   // INVALID_ARGUMENT names the field of ShareMemoryRequest.
-  static absl::StatusOr<std::shared_ptr<const DeviceRegion>> Import(Device* device,
-                                                                    const Handles& handles);
+  // `descriptor`: of the memory, in place of its handle (Device::ImportMemory).
+  static absl::StatusOr<std::shared_ptr<const DeviceRegion>> Import(
+      Device* device, const Handles& handles, const UniqueFd& descriptor = UniqueFd());
 
   int64_t size() const { return size_; }
   const Device& device() const { return *device_; }
@@ -43,10 +45,11 @@ class DeviceRegion : public std::enable_shared_from_this<DeviceRegion> {
   // Null where there is none.
   const std::shared_ptr<SharedEvent>& ready() const { return ready_; }
   const std::shared_ptr<SharedEvent>& finished() const { return finished_; }
+  bool early_answers() const { return early_; }
 
-  // Copies to or from staging memory, after `ready`, and waits: for what cannot use the memory
-  // where it is.
-  absl::Status Copy(const CopyPiece& piece) const;
+  // Copies to or from staging memory, after `ready` and `point`, and waits: for what cannot use the
+  // memory where it is.
+  absl::Status Copy(const CopyPiece& piece, const StreamPoint* point = nullptr) const;
 
  private:
   DeviceRegion(Device* device, Buffer memory, int64_t offset, int64_t size)
@@ -57,6 +60,7 @@ class DeviceRegion : public std::enable_shared_from_this<DeviceRegion> {
   const Buffer memory_;
   const int64_t offset_, size_;
   std::shared_ptr<SharedEvent> ready_, finished_;
+  bool early_ = false;
   mutable Mutex mu_;
   mutable std::unique_ptr<Stream> copies_ ABSL_GUARDED_BY(mu_);
 };

@@ -46,21 +46,25 @@ class ShareMemoryStream final : public InfoStream<transport::WriteCall> {
   bool registered_ = false;
 };
 
-absl::StatusOr<Region> Import(const Env& env, const v1::ShareMemoryRequest& request) {
+}  // namespace
+
+absl::StatusOr<Region> ImportRegion(const Env& env, const v1::ShareMemoryRequest& request,
+                                    UniqueFd descriptor) {
   AWQD_ASSIGN_OR_RETURN(Device* const device, FindSharingDevice(env, request.device()));
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceRegion> memory,
-                        DeviceRegion::Import(device, {.memory = request.cuda_ipc_memory(),
-                                                      .offset = request.offset(),
-                                                      .size = request.size(),
-                                                      .ready = request.ready_event(),
-                                                      .finished = request.finished_event()}));
+                        DeviceRegion::Import(device,
+                                             {.memory = request.cuda_ipc_memory(),
+                                              .offset = request.offset(),
+                                              .size = request.size(),
+                                              .ready = request.ready_event(),
+                                              .finished = request.finished_event(),
+                                              .early = request.early_answers()},
+                                             descriptor));
   return Region{.name = request.region(),
                 .offset = request.offset(),
                 .size = request.size(),
                 .device_memory = std::move(memory)};
 }
-
-}  // namespace
 
 absl::StatusOr<Device*> FindSharingDevice(const Env& env, absl::string_view name) {
   const std::vector<Device*>& devices = env.options.sharing_devices;
@@ -96,7 +100,7 @@ void ServeShareMemory(const Env& env) {
                                 env.in_flight->AcquireBytes(call->charge(), bytes, "request"));
           v1::ShareMemoryRequest request;
           AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
-          AWQD_ASSIGN_OR_RETURN(Region region, Import(env, request));
+          AWQD_ASSIGN_OR_RETURN(Region region, ImportRegion(env, request));
           stream = std::make_shared<ShareMemoryStream>(env, std::move(region), call,
                                                        std::move(lease), open.get());
           return absl::OkStatus();

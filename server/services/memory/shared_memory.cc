@@ -126,7 +126,7 @@ absl::Status SharedRange::Refuse(absl::string_view reason) const {
 }
 
 absl::Status SharedRange::Read(char* out) const {
-  if (on_device()) return region_->Copy({out, mapped_.data(), size_});
+  if (on_device()) return region_->Copy({out, mapped_.data(), size_}, waits_for_.get());
   if (mapped()) {
     std::memcpy(out, mapped_.data(), static_cast<size_t>(size_));
     return absl::OkStatus();

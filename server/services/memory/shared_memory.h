@@ -76,6 +76,13 @@ class SharedRange {
   // A GPU's memory itself, for works that access it, and its events.
   const engine::Payload& device_memory() const { return mapped_; }
   const std::shared_ptr<const DeviceRegion>& region() const { return region_; }
+  // For a step of a chain: the points before and behind it.
+  void SetPoints(std::shared_ptr<StreamPoint> waits_for, std::shared_ptr<StreamPoint> marks) {
+    waits_for_ = std::move(waits_for);
+    marks_ = std::move(marks);
+  }
+  const std::shared_ptr<StreamPoint>& waits_for() const { return waits_for_; }
+  const std::shared_ptr<StreamPoint>& marks() const { return marks_; }
 
   // Reads the whole range. INVALID_ARGUMENT when the object has become shorter.
   absl::Status Read(char* out) const;
@@ -98,6 +105,7 @@ class SharedRange {
   UniqueFd fd_;
   engine::Payload mapped_;
   std::shared_ptr<const DeviceRegion> region_;
+  std::shared_ptr<StreamPoint> waits_for_, marks_;
   int64_t offset_ = 0;
   int64_t size_ = 0;
   std::string field_;
