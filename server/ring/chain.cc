@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
   const std::vector<Step> steps_;
   const std::shared_ptr<Call> call_;
+  std::shared_ptr<StreamPoint> point_;  // behind the last step; of the thread that runs a step
   Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;
@@ -87,6 +90,9 @@ void Progress::Run(size_t index) {
     cancel_ = nullptr;
   }
   const auto step_call = std::make_shared<StepCall>(shared_from_this(), index, request);
+  const auto before = std::move(point_);
+  point_ = index + 1 < steps_.size() ? step.prepared->MakePoint() : nullptr;
+  step_call->SetPoints(before, point_);
   std::function<void()> cancel = step.prepared->Run(step_call);
   bool cancelled = false;
   {
@@ -133,7 +139,7 @@ class Chain final : public Prepared {
 
   transport::Admission::Entry* entry() const override { return entry_; }
   const PreparedBody& body() const override { return body_; }
-  bool in_payload() const override { return false; }  // no step of another
+  std::optional<std::string> place() const override { return std::nullopt; }  // no step of another
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
     const auto progress = std::make_shared<Progress>(steps_, call);
     progress->Run(0);
@@ -158,6 +164,7 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
   }
   std::vector<Step> out(count);
   PreparedBody body = {};
+  std::string region;
   for (size_t i = 0; i < count; ++i) {
     ChainStep wanted;
     std::memcpy(&wanted, steps.data() + i * sizeof(wanted), sizeof(wanted));
@@ -167,8 +174,17 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
     };
     Step& step = out[i];
     step = {ring.FindPrepared(wanted.call), wanted.x, wanted.router, body.y_bytes};
-    if (step.prepared == nullptr || !step.prepared->in_payload()) {
-      return refuse("call", wanted.call, "a prepared call whose tensors are in the payload");
+    if (step.prepared == nullptr || !step.prepared->place()) {
+      return refuse("call", wanted.call,
+                    "a prepared call whose tensors are in the payload or in one region");
+    }
+    if (i == 0) region = *step.prepared->place();
+    if (region != *step.prepared->place()) {
+      return refuse("call", absl::StrCat("tensors in region \"", *step.prepared->place(), "\""),
+                    absl::StrCat("those of the first step's, \"", region, "\""));
+    }
+    if (wanted.router > 0 && !region.empty()) {
+      return refuse("router", wanted.router, "0: results in a region are not read by the server");
     }
     const PreparedBody& own = step.prepared->body();
     if (i == 0) body = {.x_bytes = own.x_bytes, .x_dtype = own.x_dtype};

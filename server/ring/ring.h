@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,10 @@
 #include "server/ring/memory.h"
 #include "server/transport/admission.h"
 #include "server/transport/limits.h"
+
+namespace awqd {
+struct StreamPoint;
+}
 
 namespace awqd::ring {
 
@@ -50,6 +55,14 @@ class Call {
   transport::CallState* state() { return state_; }
   const std::shared_ptr<Memory>& memory() const { return memory_; }
   Outcome* outcome() { return &outcome_; }
+  // Of a step of a chain whose tensors are on a GPU: it starts behind the step that marks the one,
+  // and marks the other for the next step. Else null.
+  const std::shared_ptr<StreamPoint>& waits_for() const { return waits_for_; }
+  const std::shared_ptr<StreamPoint>& marks() const { return marks_; }
+  void SetPoints(std::shared_ptr<StreamPoint> waits_for, std::shared_ptr<StreamPoint> marks) {
+    waits_for_ = std::move(waits_for);
+    marks_ = std::move(marks);
+  }
 
   // Ends the call, exactly once, on any thread.
   virtual void End(const absl::Status& status) = 0;
@@ -60,6 +73,7 @@ class Call {
   const std::shared_ptr<Memory> memory_;
   transport::CallState* const state_;
   Outcome outcome_;
+  std::shared_ptr<StreamPoint> waits_for_, marks_;
 };
 
 // A prepared call. Thread-safe.
@@ -69,8 +83,12 @@ class Prepared {
   virtual transport::Admission::Entry* entry() const = 0;
   // Bytes of one token.
   virtual const PreparedBody& body() const = 0;
-  // Whether its tensors are in the payload, not in objects of shared memory.
-  virtual bool in_payload() const = 0;
+  // The region that its activations and its result are in, empty for the payload; nullopt where they
+  // are in objects of shared memory, or apart.
+  virtual std::optional<std::string> place() const = 0;
+  // A point behind one call for the step that follows it in a chain; null where nothing is in a
+  // region.
+  virtual std::shared_ptr<StreamPoint> MakePoint() const { return nullptr; }
   // Runs the request of an admitted call, which it ends. Returns a function that withdraws it while
   // it has not started; the call still ends.
   virtual std::function<void()> Run(const std::shared_ptr<Call>& call) const = 0;

@@ -1,7 +1,8 @@
-// RingServer: gives rings to clients of a UNIX socket, and runs the thread that serves them all.
+// RingServer: gives rings to clients of a UNIX socket, and runs the threads that serve them.
 //
-// The thread starts what is submitted in every ring, runs what that queued, and spins for a while
-// after the last submission; then it sleeps in epoll on the sockets and the clients' eventfds.
+// A thread starts what is submitted in its rings, runs what that queued, and spins for a while after
+// the last submission; then it sleeps in epoll on the sockets and the clients' eventfds. A new
+// connection goes to the thread that has fewest.
 //
 // Attacker: a user of this machine who may open the socket. Connections, rings, their memory and
 // their prepared calls are bounded, a message is read as it comes, and nothing that a client does
@@ -13,11 +14,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -39,6 +39,7 @@ namespace awqd::ring {
 struct Options {
   std::string path;  // of the socket; empty: no rings
   absl::Duration spin = absl::Microseconds(50);
+  int threads = 1;  // on a GPU at least so many
   int64_t max_rings = 64;
   int64_t max_rings_per_client = 16;
   int64_t max_bytes = int64_t{64} << 20;  // of the payload of a ring
@@ -50,9 +51,18 @@ class RingServer {
   using Prepare = std::function<absl::StatusOr<PreparedPtr>(
       uint64_t method, absl::string_view request, transport::Charge charge)>;
 
+  // Maps memory that a ring's client shares: an awqd.v1.ShareMemoryRequest, and the memory's
+  // descriptor, if one came. It is a region of the client's until the result is destroyed.
+  struct SharedRegion {
+    std::string name;
+    std::shared_ptr<void> held;
+  };
+  using Share = std::function<absl::StatusOr<SharedRegion>(
+      const security::IdentityPtr& identity, absl::string_view request, UniqueFd descriptor)>;
+
   // Before `admission` and `loop`, which outlive it, start.
   RingServer(const Options& options, transport::Admission* admission, transport::CallLoop* loop,
-             Prepare prepare);
+             Prepare prepare, Share share);
   ~RingServer();
 
   // Listens. `mode`: permissions of the socket file. Connections that do not open a ring within
@@ -73,44 +83,24 @@ class RingServer {
     int64_t all ABSL_GUARDED_BY(mu) = 0;
   };
 
-  void Run();
-  // Starts what is submitted. True: there was something.
-  bool PollRings();
-  // Waits for sockets and eventfds for `timeout`, and handles them.
-  void PollSockets(absl::Duration timeout);
-  // True: something was submitted before it slept.
-  bool Sleep();
-  void AcceptConnections();
-  void ReadSocket(Connection* connection);
-  // Handles the first frame that was read, if all of it was.
-  void HandleFrame(Connection* connection);
-  absl::Status OpenRing(Connection* connection, absl::string_view body);
+  class Loop;
+
   // A place of the client's, and one of those of all if `of_all`, until the result is destroyed.
   absl::StatusOr<std::shared_ptr<void>> TakePlace(const std::string& client, bool of_all);
-  void Reply(Connection* connection, const absl::Status& status, uint64_t value,
-             absl::string_view body);
-  void SendFrame(Connection* connection, const Frame& frame, absl::string_view body,
-                 bool with_descriptors = false);
-  // Ends connections that failed, and those that opened no ring in time.
-  void DropConnections();
-  void SetSleeping(uint32_t sleeping);
 
   const Options options_;
   transport::Admission* const admission_;
   transport::CallLoop* const loop_;
   const Prepare prepare_;
+  const Share share_;
   transport::Admission::Entry* const empty_;
   transport::Admission::Entry* const chains_;
   const std::shared_ptr<Places> places_ = std::make_shared<Places>();
   absl::Duration handshake_timeout_;
   transport::ListenSockets listening_;
-  UniqueFd epoll_, wake_;
-  std::list<std::unique_ptr<Connection>> connections_;  // of the thread
-  absl::Time accept_again_ = absl::InfinitePast();      // no descriptor was left before
-  bool accepting_ = true;
   std::atomic<bool> stopping_{false};
-  std::atomic<int64_t> refused_{0}, broken_{0}, sleeps_{0}, prepared_{0};
-  std::thread thread_;
+  std::atomic<int64_t> refused_{0}, broken_{0}, sleeps_{0};
+  std::vector<std::unique_ptr<Loop>> loops_;  // the first one listens
 };
 
 }  // namespace awqd::ring

@@ -29,6 +29,9 @@
 namespace awqd::transport {
 class CallLoop;
 }
+namespace awqd::v1 {
+class ShareMemoryRequest;
+}
 
 namespace awqd::services {
 
@@ -108,6 +111,10 @@ void ServeShareMemory(const Env& env);
 // The GPU of that PCI bus id, or of that name of the server's. UNIMPLEMENTED where no memory of GPUs
 // is taken.
 absl::StatusOr<Device*> FindSharingDevice(const Env& env, absl::string_view name);
+// Maps memory of a GPU; `descriptor`: of it, where the request has no handle. INVALID_ARGUMENT names
+// the field.
+absl::StatusOr<Region> ImportRegion(const Env& env, const v1::ShareMemoryRequest& request,
+                                    UniqueFd descriptor = UniqueFd());
 
 // Over ModelStore. A load runs on Env::loads, never on the loop's threads, and goes on when its
 // client goes away: the client asked for a lasting change. Lists look at the disk and run on a

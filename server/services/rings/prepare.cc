@@ -2,10 +2,12 @@
 // ranges, in the codec; then it is a request like any other.
 #include "server/services/rings/prepare.h"
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -200,8 +202,12 @@ class RingCodec final : public Codec<typename Method::Request> {
   absl::StatusOr<SharedRange> Open(const Env& env, const std::string& owner,
                                    const v1::SharedMemory& range, SharedMemory::Access access,
                                    absl::string_view field) const override {
-    if (!InPayload(range)) return env.regions->Open(owner, range, access, field);
     const bool read = access == SharedMemory::Access::kRead;
+    if (!InPayload(range)) {
+      AWQD_ASSIGN_OR_RETURN(SharedRange out, env.regions->Open(owner, range, access, field));
+      if (out.on_device()) out.SetPoints(call_->waits_for(), read ? nullptr : call_->marks());
+      return out;
+    }
     AWQD_ASSIGN_OR_RETURN(char* const data,
                           FindPayload(*call_->memory(), range.offset(), range.size(),
                                       read ? "x_offset" : "y_offset"));
@@ -261,9 +267,14 @@ class PreparedOf final : public ring::Prepared,
 
   const Request& request() const { return request_; }
   const PreparedBody& body() const override { return body_; }
-  bool in_payload() const override {
-    return InPayload(request_.activations().shared_memory()) &&
-           InPayload(request_.output_shared_memory());
+  std::optional<std::string> place() const override {
+    const v1::SharedMemory& x = request_.activations().shared_memory();
+    const v1::SharedMemory& y = request_.output_shared_memory();
+    const bool objects = !x.name().empty() || !y.name().empty();
+    return objects || x.region() != y.region() ? std::nullopt : std::optional(x.region());
+  }
+  std::shared_ptr<StreamPoint> MakePoint() const override {
+    return place().value_or("").empty() ? nullptr : std::make_shared<StreamPoint>();
   }
   transport::Admission::Entry* entry() const override { return entry_; }
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
@@ -368,8 +379,30 @@ std::unique_ptr<ring::RingServer> MakeServer(const Env& env) {
                           "1 QuantizedMatmul, 2 GroupedQuantizedMatmul, 3 GatedMlp or 4, a chain");
     }
   };
-  return std::make_unique<ring::RingServer>(env.options.ring, env.admission, env.loop,
-                                            std::move(prepare));
+  auto share = [&env](const security::IdentityPtr& identity, absl::string_view bytes,
+                      UniqueFd descriptor) -> absl::StatusOr<ring::RingServer::SharedRegion> {
+    v1::ShareMemoryRequest request;
+    if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+      return wire::DoesNotParse(bytes.size(), *v1::ShareMemoryRequest::descriptor());
+    }
+    absl::StatusOr<Region> region = ImportRegion(env, request, std::move(descriptor));
+    if (!region.ok()) return wire::ForClient(region.status());
+    const std::string owner = OwnerName(identity);
+    AWQD_RETURN_IF_ERROR(env.regions->Register(owner, *std::move(region)));
+    const auto unregister = [&env, owner, name = request.region()](void*) {
+      env.regions->Unregister(owner, name, RegionKind::kDevice);
+    };
+    return ring::RingServer::SharedRegion{request.region(),
+                                          std::shared_ptr<void>(nullptr, unregister)};
+  };
+  ring::Options options = env.options.ring;
+  // A thread starts some 200,000 calls a second, fewer than a GPU computes.
+  if (!env.engine->device().host_addressable()) {
+    options.threads =
+        std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 8, options.threads, 4);
+  }
+  return std::make_unique<ring::RingServer>(options, env.admission, env.loop, std::move(prepare),
+                                            std::move(share));
 }
 
 }  // namespace awqd::services::rings
