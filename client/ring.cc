@@ -46,11 +46,26 @@ absl::Status Gone(absl::string_view why) {
   return absl::UnavailableError(absl::StrCat("ring: the server has closed it: ", why));
 }
 
-absl::Status SendAll(int socket, const Frame& frame, absl::string_view body) {
+// `descriptor`: goes with the first byte, unless it is negative.
+absl::Status SendAll(int socket, const Frame& frame, absl::string_view body, int descriptor) {
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
   bytes.append(body.data(), body.size());
   for (size_t sent = 0; sent < bytes.size();) {
-    const ssize_t now = send(socket, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    iovec part = {bytes.data() + sent, bytes.size() - sent};
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (sent == 0 && descriptor >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+    }
+    const ssize_t now = sendmsg(socket, &message, MSG_NOSIGNAL);
     if (now < 0 && errno == EINTR) continue;
     // A server that refuses the connection has said why, which is still to be read.
     if (now < 0 && errno == EPIPE) return absl::OkStatus();
@@ -130,17 +145,23 @@ class MappedRing final : public Ring {
   }
   absl::StatusOr<RingPrepared> PrepareChain(const std::vector<RingStep>& steps) override;
   absl::Status Release(uint32_t number) override;
+  absl::Status ShareMemory(const v1::ShareMemoryRequest& request, int descriptor) override;
+  absl::Status UnshareMemory(absl::string_view region) override;
   absl::StatusOr<uint32_t> Submit(const RingCall& call) override;
   RingAnswer Wait(uint32_t slot) override;
+  bool answered(uint32_t slot) const override {
+    return this->slot(slot)->answer.state.load() == ring::kAnswered;
+  }
   ring::Header* header() const override { return reinterpret_cast<ring::Header*>(base_); }
   ring::Slot* slot(uint32_t index) const override {
     return reinterpret_cast<ring::Slot*>(base_ + ring::kHeaderBytes) + index;
   }
 
  private:
-  // Sends a frame and receives its answer. `fds`: takes three descriptors, or null.
+  // Sends a frame and receives its answer. `fds`: takes three descriptors, or null. `descriptor`: as
+  // SendAll.
   absl::StatusOr<Frame> Exchange(uint32_t kind, uint64_t value, absl::string_view body,
-                                 std::string* answer, UniqueFd* fds = nullptr)
+                                 std::string* answer, UniqueFd* fds = nullptr, int descriptor = -1)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(socket_mu_);
   template <typename Request>
   absl::StatusOr<RingPrepared> PrepareRequest(ring::Method method, Request request);
@@ -238,14 +259,14 @@ absl::Status MappedRing::OpenMemory(const std::string& authorization) {
 }
 
 absl::StatusOr<Frame> MappedRing::Exchange(uint32_t kind, uint64_t value, absl::string_view body,
-                                           std::string* answer, UniqueFd* fds) {
+                                           std::string* answer, UniqueFd* fds, int descriptor) {
   if (body.size() > ring::kMaxBodyBytes) {
     return Invalid("request: got ", body.size(), " bytes, expected at most ", ring::kMaxBodyBytes,
                    " of one that is prepared");
   }
-  AWQD_RETURN_IF_ERROR(
-      SendAll(socket_.get(),
-              {.kind = kind, .bytes = static_cast<uint32_t>(body.size()), .value = value}, body));
+  AWQD_RETURN_IF_ERROR(SendAll(
+      socket_.get(), {.kind = kind, .bytes = static_cast<uint32_t>(body.size()), .value = value},
+      body, descriptor));
   Frame frame;
   AWQD_RETURN_IF_ERROR(
       ReceiveAll(socket_.get(), reinterpret_cast<char*>(&frame), sizeof(frame), fds));
@@ -301,6 +322,19 @@ absl::Status MappedRing::Release(uint32_t number) {
   std::string answer;
   MutexLock lock(&socket_mu_);
   return Exchange(ring::kRelease, number, "", &answer).status();
+}
+
+absl::Status MappedRing::ShareMemory(const v1::ShareMemoryRequest& request, int descriptor) {
+  std::string answer;
+  MutexLock lock(&socket_mu_);
+  return Exchange(ring::kShare, 0, request.SerializeAsString(), &answer, nullptr, descriptor)
+      .status();
+}
+
+absl::Status MappedRing::UnshareMemory(absl::string_view region) {
+  std::string answer;
+  MutexLock lock(&socket_mu_);
+  return Exchange(ring::kUnshare, 0, region, &answer).status();
 }
 
 bool MappedRing::server_gone() const {

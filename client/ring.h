@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "awqd/v1/inference.pb.h"
 #include "client/awqd_client.h"
@@ -52,7 +53,7 @@ struct RingPrepared {
 
 // A step of a chain.
 struct RingStep {
-  RingPrepared call;  // its tensors in the payload
+  RingPrepared call;  // its tensors in the payload, or those of all steps in one region of a GPU
   // 0: it takes the activations of the chain; i: the result of step i, from 1, an earlier one.
   uint32_t x = 0;
   uint32_t router = 0;  // the same of its router weights, or of the logits of its router
@@ -99,10 +100,18 @@ class Ring {
   // Prepares a chain: its steps run in order, without the client, and have one answer. The results
   // of all lie one after the other from y_offset on, those of each for all tokens. Ids, router
   // weights, logits and scales are the same for all steps that take them. y_columns and y_dtype are
-  // those of the last. The calls of the steps may be released.
+  // those of the last. The calls of the steps may be released. In a region the steps wait for each
+  // other on the GPU.
   virtual absl::StatusOr<RingPrepared> PrepareChain(const std::vector<RingStep>& steps) = 0;
   // The number is free for another call. No call of it is in flight.
   virtual absl::Status Release(uint32_t number) = 0;
+
+  // Shares memory of a GPU, as Client::ShareMemory, until UnshareMemory or the end of the ring.
+  // `descriptor`: of the memory, where the request has no handle (DeviceMemory::Kind::kDescriptor);
+  // it stays the caller's.
+  virtual absl::Status ShareMemory(const v1::ShareMemoryRequest& request, int descriptor = -1) = 0;
+  // NOT_FOUND for what is no region of this ring. Calls in flight go on.
+  virtual absl::Status UnshareMemory(absl::string_view region) = 0;
 
   // Runs a call and waits for its answer. RESOURCE_EXHAUSTED when every slot is in flight;
   // UNAVAILABLE when the server has gone; else as the server says. A caller that stops waiting at
@@ -113,6 +122,8 @@ class Ring {
   // The two halves of Run. A slot that was submitted is awaited exactly once.
   virtual absl::StatusOr<uint32_t> Submit(const RingCall& call) = 0;
   virtual RingAnswer Wait(uint32_t slot) = 0;
+  // Whether Wait would return at once.
+  virtual bool answered(uint32_t slot) const = 0;
 
   // The shared memory as it is, for tests.
   virtual ring::Header* header() const = 0;

@@ -416,14 +416,31 @@ void AddBenchFlags(CLI::App* sub, Flags& all) {
   protocol->excludes(shared)->excludes(sub->get_option("--priority"));
   CLI::Option* const ring =
       sub->add_option("--ring", flags.plan.ring_path,
-                      "Send the requests through a ring of the server's --ring_path PATH, with a "
-                      "thread for each caller of --concurrency")
+                      "Send the requests through rings of the server's --ring_path PATH, one for "
+                      "each of at most 8 threads, a quarter of the cores")
           ->type_name("PATH")
           ->excludes(shared)
           ->excludes(protocol);
   sub->add_flag("--ring_empty", flags.plan.ring_empty,
                 "Make the ring's empty call instead: what the ring takes by itself")
       ->needs(ring);
+  const auto set_gpu = [&plan = flags.plan](const std::string& text) {
+    int gpu = 0;
+    if (!text.empty() && (!absl::SimpleAtoi(text, &gpu) || gpu < 0)) {
+      throw CLI::ValidationError("--device_tensors",
+                                 absl::StrCat("got '", text, "', expected the number of a GPU"));
+    }
+    plan.gpu = gpu;
+  };
+  sub->add_option_function<std::string>(
+         "--device_tensors", set_gpu,
+         "Keep activations and results in memory of GPU N of this process (default 0), which the "
+         "server, run with --cuda_shared_memory, reads and writes there")
+      ->expected(0, 1)
+      ->default_str("0")
+      ->type_name("[N]")
+      ->excludes(shared)
+      ->excludes(protocol);
   AddLoad(sub, flags.plan);
   ring->excludes(sub->get_option("--rate"));
   AddMeasure(sub, flags);

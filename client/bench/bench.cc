@@ -146,6 +146,7 @@ Json PlanJson(const Plan& plan) {
   const bool awqd = plan.protocol == Protocol::kAwqd;
   Json json = {{"protocol", awqd ? "awqd" : "oip"},
                {"ring", !plan.ring_path.empty()},
+               {"device_tensors", plan.gpu.has_value()},
                {"weights", weights},
                {"tokens", tokens},
                {"dtype", std::string(client::Name(plan.dtype))},
@@ -329,7 +330,15 @@ absl::Status RunBench(const Target& target, const Plan& plan, const BenchProgres
                       std::vector<PointResult>* results) {
   AWQD_ASSIGN_OR_RETURN(auto payloads, Payloads::Make(plan));
   AWQD_ASSIGN_OR_RETURN(auto connections, Connect(target, plan.channels));
+  client::ClientOptions options = {.address = target.address};
+  options.security = target.security;
+  AWQD_ASSIGN_OR_RETURN(const auto sharing, client::Client::Create(options));
+  std::vector<std::unique_ptr<client::SharedRegion>> regions;
   for (const Payload& payload : payloads.all()) {
+    if (payload.device_memory != nullptr) {
+      AWQD_ASSIGN_OR_RETURN(regions.emplace_back(),
+                            sharing->ShareMemory(payload.device_memory->Request(payload.region)));
+    }
     AWQD_RETURN_IF_ERROR(TryOnce(connections, payload));
   }
   for (const LoadPoint& point : plan.points) {

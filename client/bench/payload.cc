@@ -1,7 +1,10 @@
 // Drawing activations and routing; requests of awqd.v1 and of the Open Inference Protocol.
 #include "client/bench/payload.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <random>
 #include <utility>
 
@@ -52,21 +55,45 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
   return tensor;
 }
 
+int64_t AnswerBytes(const Plan& plan, int64_t elements) {
+  const v1::DType dtype =
+      plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
+  return elements * client::SizeOf(dtype);
+}
+
 // Moves the activations of `call` into shared memory, and asks for the answer there.
 template <typename Call>
 absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Call& call,
                                 Payload& payload) {
   std::string& x = call.activations.bytes;
   const auto in = static_cast<int64_t>(x.size());
-  const v1::DType dtype =
-      plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
-  const int64_t out = answer_elements * client::SizeOf(dtype);
+  const int64_t out = AnswerBytes(plan, answer_elements);
   AWQD_ASSIGN_OR_RETURN(payload.memory,
                         client::SharedMemory::Create(plan.shared_memory_prefix, in + out));
   x.copy(payload.memory.data(), x.size());
   x.clear();
   call.shared_activations = payload.memory.Range(0, in);
   call.shared_output = payload.memory.Range(in, out);
+  payload.request_bytes = in;
+  payload.shared_answer_bytes = out;
+  return absl::OkStatus();
+}
+
+// The same in memory of a GPU.
+template <typename Call>
+absl::Status MoveToDevice(const Plan& plan, int64_t answer_elements, Call& call, Payload& payload) {
+  std::string& x = call.activations.bytes;
+  const auto in = static_cast<int64_t>(x.size());
+  const int64_t out = AnswerBytes(plan, answer_elements);
+  const int64_t out_begin = AlignTensor(in);
+  AWQD_ASSIGN_OR_RETURN(payload.device_memory,
+                        client::DeviceMemory::Allocate(*plan.gpu, out_begin + out));
+  AWQD_RETURN_IF_ERROR(payload.device_memory->Write(0, x));
+  x.clear();
+  static std::atomic<int> regions{0};
+  payload.region = absl::StrCat("awqctl-", getpid(), "-message-", regions.fetch_add(1));
+  call.shared_activations = client::DeviceMemory::Range(payload.region, 0, in);
+  call.shared_output = client::DeviceMemory::Range(payload.region, out_begin, out);
   payload.request_bytes = in;
   payload.shared_answer_bytes = out;
   return absl::OkStatus();
@@ -87,7 +114,13 @@ void SetRingCall(Call call, Payload& out) {
       out.router_weights = std::exchange(routing->router_weights->bytes, "");
     }
   }
-  out.prepare = [call = std::move(call)](client::Ring& ring) { return ring.Prepare(call); };
+  out.prepare = [call = std::move(call)](client::Ring& ring, const std::string& region) {
+    Call own = call;
+    if (!region.empty()) {
+      own.shared_activations = own.shared_output = client::DeviceMemory::Range(region, 0, 0);
+    }
+    return ring.Prepare(std::move(own));
+  };
 }
 
 void SetRequest(const google::protobuf::Message& request, Payload& out) {
@@ -109,6 +142,8 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
   if (!plan.ring_path.empty()) SetRingCall(call, payload);
   if (!plan.shared_memory_prefix.empty()) {
     AWQD_RETURN_IF_ERROR(MoveToSharedMemory(plan, tokens * weight.n, call, payload));
+  } else if (plan.gpu && plan.ring_path.empty()) {
+    AWQD_RETURN_IF_ERROR(MoveToDevice(plan, tokens * weight.n, call, payload));
   }
   const auto request = client::ToRequest(std::move(call));
   payload.weight_key = client::WeightKeyOf(request);

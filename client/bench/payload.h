@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/awqd_client.h"
 #include "client/bench/plan.h"
+#include "client/device_memory.h"
 #include "client/ring.h"
 #include "client/shared_memory.h"
 #include "client/tensor.h"
@@ -25,6 +27,12 @@ std::vector<float> UniformValues(int64_t count, uint64_t seed);
 absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int64_t experts,
                                               uint64_t seed);
 
+// The next place for a tensor in memory that requests share: kernels need no copy of one there.
+inline int64_t AlignTensor(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 struct Payload {
   const char* method = nullptr;  // full name of the method that it is a request of
   Protocol protocol = Protocol::kAwqd;
@@ -33,9 +41,13 @@ struct Payload {
   int64_t tokens = 0;
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
   client::SharedMemory memory;
+  std::unique_ptr<client::DeviceMemory> device_memory;  // of the region that the request names
+  std::string region;
   int64_t shared_answer_bytes = 0;
-  // For a plan with a ring: prepares the request, and the bytes of its tensors.
-  std::function<absl::StatusOr<client::RingPrepared>(client::Ring&)> prepare;
+  // For a plan with a ring: prepares the request, with activations and result in `region`, or
+  // where that is empty in the payload; and the bytes of its tensors.
+  std::function<absl::StatusOr<client::RingPrepared>(client::Ring&, const std::string& region)>
+      prepare;
   std::string x, ids, router_weights;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,9 @@ struct Plan {
   // Requests go by a ring of the server's --ring_path; empty: by messages. Closed loops alone.
   std::string ring_path;
   bool ring_empty = false;  // the ring's empty call in place of the requests
+  // Activations and results are in memory of that GPU, of those that this process may use; without
+  // a ring, requests of one weight and number of tokens share it.
+  std::optional<int> gpu;
 
   std::vector<LoadPoint> points;
   bool poisson = true;
