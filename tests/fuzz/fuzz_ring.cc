@@ -6,6 +6,8 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "server/ring/chain.h"
@@ -28,7 +30,7 @@ class FuzzedCall final : public Prepared {
 
   transport::Admission::Entry* entry() const override { return entry_; }
   const PreparedBody& body() const override { return body_; }
-  bool in_payload() const override { return true; }
+  std::optional<std::string> place() const override { return ""; }
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
     const Request& request = call->request();
     for (const int64_t offset : {request.x_offset, request.y_offset, request.ids_offset,

@@ -1,7 +1,11 @@
 // Memory of a GPU that this process shares with a server of its own: products have the bits of
 // messages wherever tensors begin, events order them, and neither wrong handles nor clients and
-// servers that are killed harm anybody.
+// servers that are killed harm anybody. By rings too, with descriptors, chains and early answers; it
+// prints what those take.
+#include "client/device_memory.h"
+
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -28,6 +32,7 @@
 #include "client/ring.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/unique_fd.h"
 #include "tests/e2e/server_test.h"
 
 namespace awqd {
@@ -58,9 +63,11 @@ class Exported {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventInterprocess;
     Check(cudaEventCreateWithFlags(&ready_, kFlags));
+    Check(cudaEventCreateWithFlags(&finished_, kFlags));
   }
   ~Exported() {
     cudaEventDestroy(ready_);
+    cudaEventDestroy(finished_);
     cudaStreamDestroy(stream_);
     cudaFree(data_);
   }
@@ -82,6 +89,15 @@ class Exported {
     }
     return out;
   }
+  // Whose calls are answered before the GPU is done.
+  v1::ShareMemoryRequest EarlyRequest(const std::string& name) const {
+    v1::ShareMemoryRequest out = Request(name);
+    cudaIpcEventHandle_t event;
+    Check(cudaIpcGetEventHandle(&event, finished_));
+    out.set_finished_event(std::string(reinterpret_cast<const char*>(&event), sizeof(event)));
+    out.set_early_answers(true);
+    return out;
+  }
   void Write(int64_t offset, const std::string& bytes) const {
     Check(cudaMemcpy(At(offset), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
   }
@@ -93,13 +109,14 @@ class Exported {
   char* At(int64_t offset) const { return static_cast<char*>(data_) + offset; }
   cudaStream_t stream() const { return stream_; }
   cudaEvent_t ready() const { return ready_; }
+  cudaEvent_t finished() const { return finished_; }
 
   static void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorName(error); }
 
  private:
   void* data_ = nullptr;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t ready_ = nullptr;
+  cudaEvent_t ready_ = nullptr, finished_ = nullptr;
 };
 
 v1::SharedMemory RangeOf(int64_t offset, size_t size) {
@@ -117,6 +134,7 @@ class GpuDeviceMemoryTest : public ServerTest {
       GTEST_SKIP() << "needs AWQD_TEST_DEVICE with a GPU";
     }
     SyntheticAwq::Random(kK, kN, 128, 1).Write(repository_ / "m");
+    SyntheticAwq::Random(kN, kK, 128, 2).Write(repository_ / "back");
     exported_.emplace();
     StartOnGpu();
   }
@@ -245,6 +263,177 @@ TEST_F(GpuDeviceMemoryTest, RingsReachItToo) {
   std::printf("ring, one token of %ld x %ld on the GPU: p50 %.1f us, p99 %.1f us\n", kK, kN,
               absl::ToDoubleMicroseconds(times[times.size() / 2]),
               absl::ToDoubleMicroseconds(times[times.size() * 99 / 100]));
+}
+
+// Medians of a call's time.
+template <typename Call>
+double MedianUs(Call call) {
+  std::vector<double> us;
+  for (int i = 0; i < 2000; ++i) {
+    const absl::Time begin = absl::Now();
+    call();
+    us.push_back(absl::ToDoubleMicroseconds(absl::Now() - begin));
+  }
+  std::nth_element(us.begin(), us.begin() + 1000, us.end());
+  return us[1000];
+}
+
+// Memory of the driver's own, in which a chain keeps what its steps pass on.
+TEST_F(GpuDeviceMemoryTest, DescriptorsByTheRing) {
+  using client::DeviceMemory;
+  const auto memory =
+      DeviceMemory::Allocate(DeviceIndex(), kBytes, DeviceMemory::Kind::kDescriptor);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  auto opened = client::Ring::Open({.path = ring_path_});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  client::Ring& ring = **opened;
+  const auto refuse = [&](const v1::ShareMemoryRequest& request, int fd, const std::string& why) {
+    const absl::Status status = ring.ShareMemory(request, fd);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(why));
+  };
+  v1::ShareMemoryRequest lie = (*memory)->Request("r");
+  lie.set_size(kBytes + 1);
+  refuse(lie, (*memory)->descriptor(), "descriptor: got memory that has not");
+  lie.set_size(int64_t{1} << 62);
+  refuse(lie, (*memory)->descriptor(), "descriptor: got memory of");
+  for (const char* path : {"/dev/null", "/proc/self/exe"}) {
+    const UniqueFd file(open(path, O_RDONLY | O_CLOEXEC));
+    refuse((*memory)->Request("r"), file.get(), "descriptor: got a descriptor that");
+  }
+  ASSERT_TRUE(ring.ShareMemory((*memory)->Request("r"), (*memory)->descriptor()).ok());
+
+  for (const int64_t tokens : {1, 7, 64, 300}) {
+    client::MatmulCall call = LayerCall(tokens, kK, v1::FP16);
+    const auto middle = client_->QuantizedMatmul(call);
+    ASSERT_TRUE(middle.ok()) << middle.status();
+    client::MatmulCall back = call;
+    back.weight = client::WeightName{"back", "layer"};
+    back.activations = middle->output;
+    const auto end = client_->QuantizedMatmul(back);
+    ASSERT_TRUE(end.ok()) << end.status();
+    ASSERT_TRUE((*memory)->Write(0, call.activations.bytes).ok());
+    for (client::MatmulCall* const one : {&call, &back}) {
+      one->activations.bytes.clear();
+      one->shared_activations = one->shared_output = DeviceMemory::Range("r", 0, 0);
+    }
+    const auto first = ring.Prepare(call), second = ring.Prepare(back);
+    ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+    const auto chain = ring.PrepareChain({{*first}, {*second, 1}, {*first, 2}, {*second, 3}});
+    ASSERT_TRUE(chain.ok()) << chain.status();
+    client::RingCall run = {.call = first->number, .tokens = tokens, .y_offset = 16 << 20};
+    const auto y_bytes =
+        static_cast<int64_t>(middle->output.bytes.size() + end->output.bytes.size());
+    const double single_us = MedianUs([&] { ASSERT_TRUE(ring.Run(run).status.ok()); });
+    EXPECT_EQ(*(*memory)->Read(16 << 20, static_cast<int64_t>(middle->output.bytes.size())),
+              middle->output.bytes);
+    run.call = chain->number;
+    const double chain_us = MedianUs([&] { ASSERT_TRUE(ring.Run(run).status.ok()); });
+    EXPECT_EQ(*(*memory)->Read(16 << 20, y_bytes), middle->output.bytes + end->output.bytes);
+    std::printf(
+        "ring, %ld tokens of %ld x %ld in a descriptor's memory: p50 %.1f us; a chain of "
+        "four %.1f us\n",
+        tokens, kK, kN, single_us, chain_us);
+  }
+}
+
+// The stream waits for the event in place of the host.
+TEST_F(GpuDeviceMemoryTest, EarlyAnswersAreOrderedByTheirEvent) {
+  auto ring = client::Ring::Open({.path = ring_path_});
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  const client::MatmulCall call = LayerCall(300, kK, v1::FP16);
+  const auto sent = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(sent.ok()) << sent.status();
+  const std::string& expected = sent->output.bytes;
+  double us[2] = {};
+  for (const bool early : {false, true}) {
+    const auto region =
+        client_->ShareMemory(early ? exported_->EarlyRequest("r") : exported_->Request("r"));
+    ASSERT_TRUE(region.ok()) << region.status();
+    const auto prepared = (*ring)->Prepare(SharedCall(call, 0, 16 << 20));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    const client::RingCall run = {
+        .call = prepared->number, .tokens = 300, .x_offset = 0, .y_offset = 16 << 20};
+    us[early ? 1 : 0] = MedianUs([&] { ASSERT_TRUE((*ring)->Run(run).status.ok()); });
+    std::string got(expected.size(), '\0');
+    for (int i = 0; i < 200; ++i) {
+      Exported::Check(
+          cudaMemsetAsync(exported_->At(16 << 20), 0xee, expected.size(), exported_->stream()));
+      Exported::Check(cudaStreamSynchronize(exported_->stream()));
+      if (i % 2 == 0) {
+        ASSERT_TRUE((*ring)->Run(run).status.ok());
+      } else {
+        ASSERT_TRUE(client_->QuantizedMatmul(SharedCall(call, 0, 16 << 20)).ok());
+      }
+      if (early) {
+        Exported::Check(cudaStreamWaitEvent(exported_->stream(), exported_->finished(), 0));
+      }
+      Exported::Check(cudaMemcpyAsync(got.data(), exported_->At(16 << 20), got.size(),
+                                      cudaMemcpyDeviceToHost, exported_->stream()));
+      Exported::Check(cudaStreamSynchronize(exported_->stream()));
+      ASSERT_EQ(got, expected) << i;
+    }
+  }
+  std::printf("ring, 300 tokens of %ld x %ld: p50 %.1f us, with early answers %.1f us\n", kK, kN,
+              us[0], us[1]);
+  // The region has ended under early work; others go on.
+  EXPECT_EQ(client_->QuantizedMatmul(call)->output.bytes, expected);
+}
+
+// A region that ends right behind early answers: its memory stays mapped until the GPU is done.
+TEST_F(GpuDeviceMemoryTest, RegionsThatEndUnderEarlyWork) {
+  const client::MatmulCall call = LayerCall(2500, kK, v1::FP16);
+  const auto sent = client_->QuantizedMatmul(call);
+  for (int i = 0; i < 30; ++i) {
+    Exported own;
+    auto ring = client::Ring::Open({.path = ring_path_});
+    ASSERT_TRUE(ring.ok()) << ring.status();
+    ASSERT_TRUE((*ring)->ShareMemory(own.EarlyRequest("r")).ok());
+    const auto prepared = (*ring)->Prepare(SharedCall(call, 0, 16 << 20));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    for (int n = 0; n < 20; ++n) {
+      const client::RingAnswer answer =
+          (*ring)->Run({.call = prepared->number, .tokens = 2500, .y_offset = 16 << 20});
+      ASSERT_TRUE(answer.status.ok()) << answer.status;
+    }
+  }
+  const auto got = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->output.bytes, sent->output.bytes);
+}
+
+// What a host may wait by, for one short kernel: the stream, or a word that the stream writes.
+TEST(GpuHostWait, HowLongItTakes) {
+  if (!absl::StartsWith(DeviceSpec(), "cuda:")) GTEST_SKIP() << "needs AWQD_TEST_DEVICE with a GPU";
+  using WriteValue = int (*)(cudaStream_t, unsigned long long, uint32_t, unsigned);
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  Exported::Check(cudaSetDevice(DeviceIndex()));
+  Exported::Check(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 12000,
+                                                   cudaEnableDefault, &found));
+  ASSERT_NE(function, nullptr);
+  const auto write = reinterpret_cast<WriteValue>(function);
+  const Exported memory;
+  void* word = nullptr;
+  Exported::Check(cudaHostAlloc(&word, sizeof(uint32_t), cudaHostAllocMapped));
+  uint32_t count = 0;
+  const auto work = [&] {
+    Exported::Check(cudaMemsetAsync(memory.At(0), 0, 4096, memory.stream()));
+  };
+  const double stream_us = MedianUs([&] {
+    work();
+    Exported::Check(cudaStreamSynchronize(memory.stream()));
+  });
+  const double word_us = MedianUs([&] {
+    work();
+    ASSERT_EQ(write(memory.stream(), reinterpret_cast<unsigned long long>(word), ++count, 0), 0);
+    while (__atomic_load_n(static_cast<uint32_t*>(word), __ATOMIC_ACQUIRE) != count) {
+    }
+  });
+  EXPECT_EQ(*static_cast<uint32_t*>(word), count);
+  std::printf("a short kernel and its wait: p50 %.1f us by the stream, %.1f us by a word\n",
+              stream_us, word_us);
+  cudaFreeHost(word);
 }
 
 TEST_F(GpuDeviceMemoryTest, WrongHandlesAreRefusedAndHarmNobody) {

@@ -158,6 +158,8 @@ part_history() {
   run_test history_e2e_test AWQD_TEST_BIN="$bin"
   # Code that is loaded when it is first called would count as growth.
   run_test mixed_e2e_test AWQD_TEST_BIN="$bin" CUDA_MODULE_LOADING=EAGER
+  # Callers beside clients that break the rules of rings; AWQD_TEST_RING_SECONDS.
+  run_test ring_faults_e2e_test AWQD_TEST_BIN="$bin" CUDA_MODULE_LOADING=EAGER
 }
 part_large() { run_test conformance_large_test AWQD_TEST_FULL=1; }
 

@@ -35,6 +35,7 @@ class RingsTest : public RpcTest {
     options->ring.path = path_;
     options->shared_memory = {.prefixes = {"awqd-rings-"}};
     options->ring.spin = absl::Microseconds(20);
+    options->ring.threads = 2;
     options->ring.max_rings = 6;
     options->ring.max_rings_per_client = 4;
     options->ring.max_bytes = 1 << 20;
