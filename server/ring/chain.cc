@@ -92,11 +92,17 @@ void Progress::Run(size_t index) {
     cancel_ = nullptr;
   }
   const auto step_call = std::make_shared<StepCall>(shared_from_this(), index, request);
+<<<<<<< HEAD
   if (on_device_) {
     const auto before = std::move(point_);
     point_ = index + 1 < steps_.size() ? std::make_shared<StreamPoint>() : nullptr;
     step_call->SetPoints(before, point_);
   }
+=======
+  const auto before = std::move(point_);
+  point_ = index + 1 < steps_.size() ? step.prepared->MakePoint() : nullptr;
+  step_call->SetPoints(before, point_);
+>>>>>>> near
   std::function<void()> cancel = step.prepared->Run(step_call);
   bool cancelled = false;
   {

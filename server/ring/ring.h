@@ -25,6 +25,10 @@
 #include "server/transport/admission.h"
 #include "server/transport/limits.h"
 
+namespace awqd {
+struct StreamPoint;
+}
+
 namespace awqd::ring {
 
 class Ring;
@@ -83,6 +87,12 @@ class Prepared {
   // The region that its activations and its result are in, empty for the payload; nullopt where they
   // are in objects of shared memory, or apart.
   virtual std::optional<std::string> place() const = 0;
+<<<<<<< HEAD
+=======
+  // A point behind one call for the step that follows it in a chain; null where nothing is in a
+  // region.
+  virtual std::shared_ptr<StreamPoint> MakePoint() const { return nullptr; }
+>>>>>>> near
   // Runs the request of an admitted call, which it ends. Returns a function that withdraws it while
   // it has not started; the call still ends.
   virtual std::function<void()> Run(const std::shared_ptr<Call>& call) const = 0;

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -620,6 +621,30 @@ TEST_F(RingsTest, SilentAndWrongConnectionsEnd) {
   EXPECT_TRUE(Eventually([&] { return Stats().rings == 0; }));
   OpenPrepared();
   EXPECT_TRUE(ring_->Run(CallOf()).status.ok());
+}
+
+// The server would hold both ends of a connection that passes it its own.
+TEST_F(RingsTest, DescriptorsThatNoFrameTakesAreClosed) {
+  for (const size_t cut : {size_t{0}, sizeof(ring::Frame) + 10, size_t{3}}) {
+    const UniqueFd fd = Connect(FrameOf(ring::kOpen, ring::OpenBody{1, 4, 4096}));
+    ASSERT_TRUE(Eventually([&] { return Stats().rings == 1; }));
+    std::string bytes = FrameOf(ring::kRelease, std::array<char, 64>{});
+    bytes.resize(bytes.size() - cut);
+    iovec part = {bytes.data(), bytes.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))] = {};
+    msghdr message = {.msg_iov = &part,
+                      .msg_iovlen = 1,
+                      .msg_control = control,
+                      .msg_controllen = sizeof(control)};
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(3 * sizeof(int));
+    const int own[3] = {fd.get(), fd.get(), fd.get()};
+    std::memcpy(CMSG_DATA(header), own, sizeof(own));
+    ASSERT_EQ(sendmsg(fd.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  EXPECT_TRUE(Eventually([&] { return Stats().rings == 0; }));
 }
 
 TEST_F(RingsTest, ItSleepsWithoutTrafficAndWakes) {
