@@ -12,7 +12,6 @@
 #include "client/convert.h"
 #include "grpcpp/support/slice.h"
 #include "inference/grpc_service.pb.h"
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 
 namespace awqd::bench {
@@ -86,11 +85,7 @@ absl::Status MoveToDevice(const Plan& plan, int64_t answer_elements, Call& call,
   std::string& x = call.activations.bytes;
   const auto in = static_cast<int64_t>(x.size());
   const int64_t out = AnswerBytes(plan, answer_elements);
-<<<<<<< HEAD
-  const int64_t out_begin = RoundUp(in, kTensorAlignment);
-=======
   const int64_t out_begin = AlignTensor(in);
->>>>>>> near
   AWQD_ASSIGN_OR_RETURN(payload.device_memory,
                         client::DeviceMemory::Allocate(*plan.gpu, out_begin + out));
   AWQD_RETURN_IF_ERROR(payload.device_memory->Write(0, x));

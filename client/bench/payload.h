@@ -27,16 +27,11 @@ std::vector<float> UniformValues(int64_t count, uint64_t seed);
 absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int64_t experts,
                                               uint64_t seed);
 
-<<<<<<< HEAD
-// Where tensors begin in memory that requests share, so that kernels need no copy of them.
-inline constexpr int64_t kTensorAlignment = 256;
-=======
 // The next place for a tensor in memory that requests share: kernels need no copy of one there.
 inline int64_t AlignTensor(int64_t bytes) {
   constexpr int64_t kAlignment = 256;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
->>>>>>> near
 
 struct Payload {
   const char* method = nullptr;  // full name of the method that it is a request of

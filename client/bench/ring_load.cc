@@ -17,10 +17,6 @@
 #include "absl/time/clock.h"
 #include "client/bench/load.h"
 #include "client/device_memory.h"
-<<<<<<< HEAD
-#include "kernels/base/math.h"
-=======
->>>>>>> near
 #include "kernels/base/spin.h"
 #include "kernels/base/status.h"
 
@@ -36,11 +32,6 @@ constexpr int64_t kSpinNs = 50'000, kManySpinNs = 1'000'000;
 constexpr absl::Duration kMoment = absl::Microseconds(50);
 // After so long without any answer it waits for one call, which finds out whether the server lives.
 constexpr int64_t kSilenceNs = 20'000'000;
-<<<<<<< HEAD
-
-int64_t Aligned(int64_t bytes) { return RoundUp(bytes, kTensorAlignment); }
-=======
->>>>>>> near
 
 // A payload as a ring calls it.
 struct RingPayload {
@@ -49,21 +40,12 @@ struct RingPayload {
 
   // The activations and the result of a caller, and its other tensors.
   int64_t large_bytes() const {
-<<<<<<< HEAD
-    return Aligned(static_cast<int64_t>(payload->x.size())) +
-           Aligned(prepared.y_bytes * payload->tokens);
-  }
-  int64_t small_bytes() const {
-    return Aligned(static_cast<int64_t>(payload->ids.size())) +
-           Aligned(static_cast<int64_t>(payload->router_weights.size()));
-=======
     return AlignTensor(static_cast<int64_t>(payload->x.size())) +
            AlignTensor(prepared.y_bytes * payload->tokens);
   }
   int64_t small_bytes() const {
     return AlignTensor(static_cast<int64_t>(payload->ids.size())) +
            AlignTensor(static_cast<int64_t>(payload->router_weights.size()));
->>>>>>> near
   }
 };
 
@@ -268,15 +250,9 @@ class RingLoad {
     call.call = caller.last->prepared.number;
     call.tokens = payload.tokens;
     call.x_offset = caller.large;
-<<<<<<< HEAD
-    call.y_offset = caller.large + Aligned(static_cast<int64_t>(payload.x.size()));
-    call.ids_offset = caller.small;
-    call.router_offset = caller.small + Aligned(static_cast<int64_t>(payload.ids.size()));
-=======
     call.y_offset = caller.large + AlignTensor(static_cast<int64_t>(payload.x.size()));
     call.ids_offset = caller.small;
     call.router_offset = caller.small + AlignTensor(static_cast<int64_t>(payload.ids.size()));
->>>>>>> near
     char* const memory = all.ring->payload();
     std::memcpy(memory + call.ids_offset, payload.ids.data(), payload.ids.size());
     std::memcpy(memory + call.router_offset, payload.router_weights.data(),

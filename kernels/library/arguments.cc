@@ -12,9 +12,12 @@ namespace {
 
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 
+// cudaStreamLegacy, the handle of what NULL means: kernels expect a stream that has a handle.
+void* const kDefaultStream = reinterpret_cast<void*>(uintptr_t{1});
+
 StreamView MakeStream(const Device& device, const awqd_workspace& workspace, void* stream) {
   if (CounterBytes(device) == 0) return {};
-  return {stream, static_cast<uint32_t*>(workspace.data)};
+  return {stream == nullptr ? kDefaultStream : stream, static_cast<uint32_t*>(workspace.data)};
 }
 
 absl::Status CheckStream(const Device& device, const void* stream) {

@@ -25,9 +25,8 @@ struct Step {
 // A chain that runs: keeps its call until the last step has ended.
 class Progress : public std::enable_shared_from_this<Progress> {
  public:
-  // `on_device`: the tensors of the steps are in a region.
-  Progress(const std::vector<Step>& steps, bool on_device, std::shared_ptr<Call> call)
-      : steps_(steps), on_device_(on_device), call_(std::move(call)) {}
+  Progress(const std::vector<Step>& steps, std::shared_ptr<Call> call)
+      : steps_(steps), call_(std::move(call)) {}
 
   // Starts step `index`, or ends the call.
   void Run(size_t index);
@@ -47,7 +46,6 @@ class Progress : public std::enable_shared_from_this<Progress> {
   class StepCall;
 
   const std::vector<Step> steps_;
-  const bool on_device_;
   const std::shared_ptr<Call> call_;
   std::shared_ptr<StreamPoint> point_;  // behind the last step; of the thread that runs a step
   Mutex mu_;
@@ -92,17 +90,9 @@ void Progress::Run(size_t index) {
     cancel_ = nullptr;
   }
   const auto step_call = std::make_shared<StepCall>(shared_from_this(), index, request);
-<<<<<<< HEAD
-  if (on_device_) {
-    const auto before = std::move(point_);
-    point_ = index + 1 < steps_.size() ? std::make_shared<StreamPoint>() : nullptr;
-    step_call->SetPoints(before, point_);
-  }
-=======
   const auto before = std::move(point_);
   point_ = index + 1 < steps_.size() ? step.prepared->MakePoint() : nullptr;
   step_call->SetPoints(before, point_);
->>>>>>> near
   std::function<void()> cancel = step.prepared->Run(step_call);
   bool cancelled = false;
   {
@@ -144,22 +134,20 @@ void Progress::EndStep(size_t index, const absl::Status& status, Outcome outcome
 
 class Chain final : public Prepared {
  public:
-  Chain(std::vector<Step> steps, bool on_device, const PreparedBody& body,
-        transport::Admission::Entry* entry)
-      : steps_(std::move(steps)), on_device_(on_device), body_(body), entry_(entry) {}
+  Chain(std::vector<Step> steps, const PreparedBody& body, transport::Admission::Entry* entry)
+      : steps_(std::move(steps)), body_(body), entry_(entry) {}
 
   transport::Admission::Entry* entry() const override { return entry_; }
   const PreparedBody& body() const override { return body_; }
   std::optional<std::string> place() const override { return std::nullopt; }  // no step of another
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
-    const auto progress = std::make_shared<Progress>(steps_, on_device_, call);
+    const auto progress = std::make_shared<Progress>(steps_, call);
     progress->Run(0);
     return [progress] { progress->Cancel(); };
   }
 
  private:
   const std::vector<Step> steps_;
-  const bool on_device_;
   const PreparedBody body_;
   transport::Admission::Entry* const entry_;
 };
@@ -229,7 +217,7 @@ absl::StatusOr<PreparedPtr> MakeChain(const Ring& ring, absl::string_view steps,
     body.y_columns = own.y_columns;
     body.y_dtype = own.y_dtype;
   }
-  return std::make_shared<Chain>(std::move(out), !region.empty(), body, entry);
+  return std::make_shared<Chain>(std::move(out), body, entry);
 }
 
 }  // namespace awqd::ring

@@ -20,7 +20,6 @@
 #include "absl/time/time.h"
 #include "awqd/ring/layout.h"
 #include "kernels/base/mutex.h"
-#include "kernels/device.h"
 #include "server/ring/memory.h"
 #include "server/transport/admission.h"
 #include "server/transport/limits.h"
@@ -87,12 +86,9 @@ class Prepared {
   // The region that its activations and its result are in, empty for the payload; nullopt where they
   // are in objects of shared memory, or apart.
   virtual std::optional<std::string> place() const = 0;
-<<<<<<< HEAD
-=======
   // A point behind one call for the step that follows it in a chain; null where nothing is in a
   // region.
   virtual std::shared_ptr<StreamPoint> MakePoint() const { return nullptr; }
->>>>>>> near
   // Runs the request of an admitted call, which it ends. Returns a function that withdraws it while
   // it has not started; the call still ends.
   virtual std::function<void()> Run(const std::shared_ptr<Call>& call) const = 0;

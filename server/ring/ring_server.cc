@@ -68,11 +68,7 @@ struct RingServer::Connection {
   std::string client;  // an identity, or the origin
   absl::Time opened;
   std::string input;            // read and not handled
-<<<<<<< HEAD
-  UniqueFd descriptor;          // came with it; the next kShare takes it
-=======
   UniqueFd descriptor;          // came with it, the last one; kShare takes it
->>>>>>> near
   std::shared_ptr<void> place;  // until the ring has it
   std::shared_ptr<Ring> ring;
   security::IdentityPtr identity;
@@ -315,12 +311,9 @@ void RingServer::Loop::PollSockets(absl::Duration timeout) {
   // One frame of each at a time: no client's frames hold the rings of others up.
   for (const auto& connection : connections_) {
     if (connection->ended.empty()) HandleFrame(connection.get());
-<<<<<<< HEAD
-=======
     // It came with a whole frame or with none. Kept, it could be the client's end of this
     // connection, which would never end then.
     if (!HasFrame(connection->input)) connection->descriptor.Reset();
->>>>>>> near
   }
   DropConnections();
 }
@@ -390,11 +383,7 @@ void RingServer::Loop::ReadSocket(Connection* connection) {
   std::array<char, kReadBytes> bytes;
   iovec part = {bytes.data(), bytes.size()};
   // Room for one descriptor: the system closes those beyond it.
-<<<<<<< HEAD
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-=======
   alignas(cmsghdr) char control[CMSG_LEN(sizeof(int))] = {};
->>>>>>> near
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -402,22 +391,10 @@ void RingServer::Loop::ReadSocket(Connection* connection) {
   message.msg_controllen = sizeof(control);
   const ssize_t got = recvmsg(connection->socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   const cmsghdr* const header = got >= 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-<<<<<<< HEAD
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    if (header->cmsg_len >= CMSG_LEN(sizeof(fd))) std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-    UniqueFd received(fd);
-    if (connection->descriptor.ok()) {
-      connection->ended = "a descriptor before the last one was taken";
-      return;
-    }
-    connection->descriptor = std::move(received);
-=======
   if (header != nullptr && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == sizeof(control)) {
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
     connection->descriptor.Reset(fd);
->>>>>>> near
   }
   if (got > 0) {
     connection->input.append(bytes.data(), static_cast<size_t>(got));

@@ -226,7 +226,8 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 logits, ids = next(recorded)
-            self.graphs.append((graph, (logits if number in (0, tokens - 1) else None, ids)))
+            # Those that timed() keeps, of two tokens too.
+            self.graphs.append((graph, (logits if number in (0, 1, tokens - 1) else None, ids)))
 
     def __iter__(self) -> Iterator[Step]:
         for graph, step in self.graphs:

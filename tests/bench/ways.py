@@ -89,15 +89,10 @@ def main():
         linears = ([f"mlp.{name}_proj={args.shape}" for name in ("gate", "up")] + [f"mlp.down_proj={down}"] if args.mlp else
                    [f"{args.shape}={args.shape}"])
         target = ["--mlp", f"{pairs.MODEL}/mlp"] if args.mlp else ["--weight", f"{pairs.MODEL}/{args.shape}"]
-<<<<<<< HEAD
-        subprocess.run([sys.executable, pairs.HERE / "make_checkpoint.py", folder / "models" / pairs.MODEL, *linears], check=True)
-        flags = ["--log_level=warning", "--shared_memory_prefix=awqctl-", *["--cuda_shared_memory"] * args.device.startswith("cuda")]
-=======
         make = pairs.HERE / "make_checkpoint.py"
         subprocess.run([sys.executable, make, folder / "models" / pairs.MODEL, *linears], check=True)
         flags = ["--log_level=warning", "--shared_memory_prefix=awqctl-"]
         flags += ["--cuda_shared_memory"] if args.device.startswith("cuda") else []
->>>>>>> near
         server = pairs.Server(args.build / "bin", folder, "server", flags, args.device)
         try:
             for _ in range(args.rounds):

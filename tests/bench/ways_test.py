@@ -22,13 +22,8 @@ class Ways(unittest.TestCase):
 
     def test_the_table_has_a_row_for_each_count_of_tokens(self):
         lines = ways.table(ways.medians(RUNS)).splitlines()
-<<<<<<< HEAD
-        self.assertEqual(lines[0], "| tokens | messages, TCP | messages, UNIX socket | tensors in shared memory | tensors on the GPU | "
-                                   "ring | ring, tensors on the GPU | on the device |")
-=======
         self.assertEqual(lines[0], "| tokens | messages, TCP | messages, UNIX socket | tensors in shared memory | "
                                    "tensors on the GPU | ring | ring, tensors on the GPU | on the device |")
->>>>>>> near
         self.assertEqual(lines[2:], ["| 1 | 302.0 | 202.0 | 152.0 | 132.0 | 22.0 | 17.0 | 6.0 |",
                                      "| 16 | 317.0 | 217.0 | 167.0 | 147.0 | 37.0 | 32.0 | 21.0 |"])
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -112,6 +113,15 @@ TEST_F(GpuLibraryTest, ProductsAreTheGoldens) {
       ASSERT_NEAR(y[i], golden.At<double>(static_cast<int64_t>(i)), 1e-2) << i;
     }
   }
+}
+
+TEST_F(GpuLibraryTest, TheDefaultStreamGivesTheSameBits) {
+  Multiply(AWQD_PATH_FUSED);
+  const std::vector<float> expected = Fetch(kN);
+  const cudaStream_t own = std::exchange(stream_, nullptr);
+  Multiply(AWQD_PATH_FUSED);
+  EXPECT_EQ(Fetch(kN), expected);
+  stream_ = own;
 }
 
 TEST_F(GpuLibraryTest, AGraphGivesTheBitsOfTheCalls) {

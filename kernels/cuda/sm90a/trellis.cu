@@ -59,18 +59,23 @@ class TrellisDecoder {
     for (int half = 0; half < kRoundK / kStepK; ++half) {
       const auto* tile =
           reinterpret_cast<const uint32_t*>(step(half)) + warp * (row_words_ / kTilesOfRow);
+      // All tiles are decoded before the first store, which the compiler does not move.
+      uint32_t pairs[kRowsOfStep][4];
 #pragma unroll
       for (int row = 0; row < kRowsOfStep; ++row, tile += row_words_) {
-        uint32_t pairs[4];
-        window_.template Decode<kCode>(tile, pairs);
+        window_.template Decode<kCode>(tile, pairs[row]);
+      }
+#pragma unroll
+      for (int row = 0; row < kRowsOfStep; ++row) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          const uint32_t pair = pairs[row][i];
           const uint32_t to =
               ChunkAt(round_at, column + i / 2 * 8, (half * kRowsOfStep + row) * 2 + i % 2) +
               lane % 4 * 4;
-          StoreShared4(to, kBf16 ? ToBf16x2(Fp16ToFloat(static_cast<uint16_t>(pairs[i])),
-                                            Fp16ToFloat(static_cast<uint16_t>(pairs[i] >> 16)))
-                                 : pairs[i]);
+          StoreShared4(to, kBf16 ? ToBf16x2(Fp16ToFloat(static_cast<uint16_t>(pair)),
+                                            Fp16ToFloat(static_cast<uint16_t>(pair >> 16)))
+                                 : pair);
         }
       }
     }

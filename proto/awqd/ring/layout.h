@@ -116,15 +116,9 @@ enum FrameKind : uint32_t {
   kRelease = 3,  // value: the number of a prepared call, which no call uses any more
   kOk = 4,  // to kOpen: value is the size of the memory, with the descriptors; to kPrepare: value
             // is the number, body PreparedBody
-<<<<<<< HEAD
-  kError = 5,    // value: a google.rpc.Code; body: the message
-  kShare = 6,    // body: an awqd.v1.ShareMemoryRequest; with a descriptor of the memory (SCM_RIGHTS)
-                 // unless the request has a handle. The region lasts as long as the ring
-=======
   kError = 5,  // value: a google.rpc.Code; body: the message
   kShare = 6,  // body: an awqd.v1.ShareMemoryRequest; unless the request has a handle, sent at once
                // with a descriptor of the memory (SCM_RIGHTS). The region lasts as long as the ring
->>>>>>> near
   kUnshare = 7,  // body: the name of a region of this ring
 };
 

@@ -272,12 +272,9 @@ class PreparedOf final : public ring::Prepared,
     const v1::SharedMemory& y = request_.output_shared_memory();
     const bool objects = !x.name().empty() || !y.name().empty();
     return objects || x.region() != y.region() ? std::nullopt : std::optional(x.region());
-<<<<<<< HEAD
-=======
   }
   std::shared_ptr<StreamPoint> MakePoint() const override {
     return place().value_or("").empty() ? nullptr : std::make_shared<StreamPoint>();
->>>>>>> near
   }
   transport::Admission::Entry* entry() const override { return entry_; }
   std::function<void()> Run(const std::shared_ptr<Call>& call) const override {
@@ -399,11 +396,7 @@ std::unique_ptr<ring::RingServer> MakeServer(const Env& env) {
                                           std::shared_ptr<void>(nullptr, unregister)};
   };
   ring::Options options = env.options.ring;
-<<<<<<< HEAD
-  // A thread starts some 200,000 calls a second, fewer than a GPU computes.
-=======
   // A thread starts some 300,000 calls a second, a GPU computes more.
->>>>>>> near
   if (!env.engine->device().host_addressable()) {
     options.threads =
         std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 8, options.threads, 4);
