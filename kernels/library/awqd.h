@@ -216,9 +216,9 @@ typedef struct awqd_matmul_args {
 // they point to, but whether `scales` is NULL.
 AWQD_API int awqd_matmul_workspace(const awqd_weight* weight, const awqd_matmul_args* args,
                                    int64_t* bytes);
-// `stream`: a cudaStream_t of the weight's device, NULL: its default one; NULL on a CPU. INVALID_ARGUMENT for arguments
-// that the product cannot take, UNIMPLEMENTED where the device has no kernel for them. Errors of the
-// kernels themselves are the stream's.
+// `stream`: a cudaStream_t of the weight's device, NULL for its default one; on a CPU NULL.
+// INVALID_ARGUMENT for arguments that the product cannot take, UNIMPLEMENTED where the device has no
+// kernel for them. Errors of the kernels themselves are the stream's.
 AWQD_API int awqd_matmul(const awqd_weight* weight, const awqd_matmul_args* args,
                          awqd_workspace workspace, void* stream);
 
