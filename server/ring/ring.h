@@ -55,8 +55,8 @@ class Call {
   transport::CallState* state() { return state_; }
   const std::shared_ptr<Memory>& memory() const { return memory_; }
   Outcome* outcome() { return &outcome_; }
-  // Of a step of a chain whose tensors are on a GPU: it starts behind the step that marks the one,
-  // and marks the other for the next step. Else null.
+  // A step of a chain whose tensors are on a GPU starts behind the step that marks the one, and marks
+  // the other for the next step. Else null.
   const std::shared_ptr<StreamPoint>& waits_for() const { return waits_for_; }
   const std::shared_ptr<StreamPoint>& marks() const { return marks_; }
   void SetPoints(std::shared_ptr<StreamPoint> waits_for, std::shared_ptr<StreamPoint> marks) {

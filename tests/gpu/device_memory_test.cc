@@ -89,7 +89,7 @@ class Exported {
     }
     return out;
   }
-  // Whose calls are answered before the GPU is done.
+  // A region whose calls are answered before the GPU is done.
   v1::ShareMemoryRequest EarlyRequest(const std::string& name) const {
     v1::ShareMemoryRequest out = Request(name);
     cudaIpcEventHandle_t event;
@@ -402,7 +402,7 @@ TEST_F(GpuDeviceMemoryTest, RegionsThatEndUnderEarlyWork) {
   EXPECT_EQ(got->output.bytes, sent->output.bytes);
 }
 
-// What a host may wait by, for one short kernel: the stream, or a word that the stream writes.
+// A host may wait for a short kernel by its stream, or by a word that the stream writes.
 TEST(GpuHostWait, HowLongItTakes) {
   if (!absl::StartsWith(DeviceSpec(), "cuda:")) GTEST_SKIP() << "needs AWQD_TEST_DEVICE with a GPU";
   using WriteValue = int (*)(cudaStream_t, unsigned long long, uint32_t, unsigned);

@@ -52,7 +52,8 @@ class Consumer<Float8Math<Record>, Config> {
   static constexpr bool kDecodes = Record::kCode == CodeKind::kE2m1;
   static_assert(kDecodes || Record::kMetas <= 1, "one scale serves a record's 128 of K");
 
-  // Of half the tokens at a time where all products would not fit the registers beside the sums.
+  // It takes half the tokens at a time where all products would not fit the registers beside the
+  // sums.
   __device__ __forceinline__ void AddRecord(int r, RowSums& sums) const {
     float low = 1, high = 1;
     if constexpr (Record::kMetas == 1) {

@@ -129,11 +129,11 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
   LaunchConfig config{
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = Config::kThreads,
-      .shared_bytes = MatmulLaunchBytes(
-          variant,
-          {record_bytes, sizeof(typename Config::X), Config::kScalesBytes / Config::kTokens,
-           PairTableBytes(Record::kCode)},
-          columns * rows, p.splits, device),
+      .shared_bytes =
+          MatmulLaunchBytes(variant,
+                            {record_bytes, sizeof(typename Config::X),
+                             Config::kScalesBytes / Config::kTokens, PairTableBytes(Record::kCode)},
+                            columns * rows, p.splits, device),
       .stream = stream,
       .attributes = OverlappedLaunch(device, p.splits),
   };
@@ -202,7 +202,7 @@ absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const
 template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, bool kGrouped, int kMetas>
 absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                          StreamView stream) {
-  // Of E4M3 activations those of one scale for 128 of K, or one that E4M3 holds.
+  // E4M3 activations need one scale for 128 of K, or scales that E4M3 holds.
   constexpr bool kServes =
       kX != DType::kE4m3 || (kCode == CodeKind::kE2m1 ? kMetas == 4 : kMetas <= 1);
   if constexpr (kServes &&

@@ -24,13 +24,13 @@ struct QMatmulParams {
   const void* x;           // [m, k], rows and base 16-byte aligned
   int64_t x_stride;        // elements between rows, 16 bytes or a multiple
   const float* x_scale;    // [m], what each row of sums is to be multiplied by; null: 1
-  // Of E4M3 x, instead: [k_blocks, token_scales_stride], what the sums of each row and block are to
-  // be multiplied by; 16-byte aligned. A stride of 0: the same for all blocks.
+  // E4M3 x has these instead: [k_blocks, token_scales_stride], what the sums of each row and block
+  // are to be multiplied by; 16-byte aligned. A stride of 0: the same for all blocks.
   const float* token_scales;
   int64_t token_scales_stride;
-  const float* outer;      // [n], the same for each column
-  float unit;              // what comes with it: kBareUnitBf16, or 1
-  void* y;                 // [m, n] of y_dtype
+  const float* outer;  // [n], the same for each column
+  float unit;          // what comes with it: kBareUnitBf16, or 1
+  void* y;             // [m, n] of y_dtype
   DType y_dtype;
   const float* bias;  // [n] or null
   int64_t m;

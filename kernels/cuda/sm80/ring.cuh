@@ -179,8 +179,8 @@ class TileLoader {
     if (left > 0) x_ += (first_token + token) * p.x_stride + col;
     if constexpr (Config::kTokenScales) {
       scales_ = ring + slot.scales() + ConsumerThread() * 16;
-      token_scales_ = p.token_scales + first_block * p.token_scales_stride + first_token +
-                      ConsumerThread() * 4;
+      token_scales_ =
+          p.token_scales + first_block * p.token_scales_stride + first_token + ConsumerThread() * 4;
       token_scales_stride_ = p.token_scales_stride;
     }
   }
@@ -278,8 +278,8 @@ class TileLoader {
   const Slot<Config> slot_;
   Walk<Config> walk_;
   Copies<kSlotSteps> copies_;
-  uint32_t codes_;   // where this thread's share of the next records goes
-  uint32_t tokens_;  // and of their tokens
+  uint32_t codes_;       // where this thread's share of the next records goes
+  uint32_t tokens_;      // and of their tokens
   uint32_t scales_ = 0;  // and of the scales of those
   const float* token_scales_;
   int64_t token_scales_stride_;

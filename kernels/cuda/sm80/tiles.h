@@ -86,9 +86,8 @@ inline constexpr MatmulVariant kFloatTiles[] = {
 
 // E4M3 activations. A block of the GPUs that these are for has 99 KB.
 inline constexpr MatmulVariant kFloat8Tiles[] = {
-    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 2},
-    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1},
-    {64, 1, 2, 2, 1}, {128, 1, 2, 2, 1},
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 2}, {16, 2, 2, 3, 2},
+    {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 1}, {128, 1, 2, 2, 1},
 };
 
 // Integer codes with real zeros, activations of 16 bits and INT8. Few weights have them, so there

@@ -3,8 +3,9 @@
 // Computes: any block of W; y = x @ W + bias with FP32 sums.
 // Weight layout: plain, tiles [K / 16, N / 16] as a file has them. A lane of a warp decodes eight
 // codes of a tile, which lie together: its share of the A operand of m16n8k16.
-// Work split: Dequantize has a warp for eight tiles, which are transformed in registers. For products see block_product.cuh; their sums stay in memory, and a second kernel adds those of
-// segments in order, transforms 128 columns of a token and stores them.
+// Work split: Dequantize has a warp for eight tiles, which are transformed in registers. For products
+// see block_product.cuh; their sums stay in memory, and a second kernel adds those of segments in
+// order, transforms 128 columns of a token and stores them.
 // Limits: none. Each tile of tokens decodes W again, so many tokens take the dense path.
 #include <algorithm>
 #include <type_traits>

@@ -144,7 +144,8 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
 
 // Blocks of an L40S and an RTX 50 have 99 KB, those of a B200 227.
 TEST(ChooseMatmulTile, HasTilesOfE4m3ForEveryGpuWithSuchInstructions) {
-  for (const DeviceInfo& gpu : {Gpu(89, 142, 101376), Gpu(120, 84, 101376), Gpu(100, 148, 232448)}) {
+  for (const DeviceInfo& gpu :
+       {Gpu(89, 142, 101376), Gpu(120, 84, 101376), Gpu(100, 148, 232448)}) {
     for (const char* scheme : {"e4m3c+fp32", "e4m3b128x128+fp32", "e2m1g32+e8m0"}) {
       for (const auto& [k, n] : {std::pair{4096, 28672}, {4096, 512}, {28672, 8192}}) {
         const WeightShape weight = {k, n, ParseScheme(scheme).value()};
