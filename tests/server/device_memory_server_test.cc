@@ -270,6 +270,10 @@ class DeviceMemoryRingTest : public DeviceMemoryServerTest {
  protected:
   void SetUp() override {
     DeviceMemoryServerTest::SetUp();
+#ifdef AWQD_THREAD_SANITIZER
+    GTEST_SKIP() << "ThreadSanitizer does not see what orders client and server in one process: "
+                    "slots, which each has at its own address, and the pipe that ends the server";
+#endif
     auto ring = client::Ring::Open({.path = ring_path_});
     ASSERT_TRUE(ring.ok()) << ring.status();
     ring_ = *std::move(ring);
