@@ -47,15 +47,15 @@ struct Driver {
   int (*write)(uint64_t, const void*, size_t);
   int (*read)(void*, uint64_t, size_t);
   int (*synchronize)();
-  int (*granularity)(size_t*, const AllocationProperties*, int);
-  int (*create)(uint64_t*, size_t, const AllocationProperties*, unsigned long long);
+  int (*granularity)(size_t*, const void* /* AllocationProperties */, int);
+  int (*create)(uint64_t*, size_t, const void* /* AllocationProperties */, unsigned long long);
   int (*release)(uint64_t);
   int (*export_handle)(void*, uint64_t, int, unsigned long long);
   int (*reserve)(uint64_t*, size_t, size_t, uint64_t, unsigned long long);
   int (*free_address)(uint64_t, size_t);
   int (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
   int (*unmap)(uint64_t, size_t);
-  int (*set_access)(uint64_t, size_t, const Access*, size_t);
+  int (*set_access)(uint64_t, size_t, const void* /* Access */, size_t);
 
   // Opened once; never closed, because threads of the driver may run in it.
   static const absl::StatusOr<Driver>& Get() {
