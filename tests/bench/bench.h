@@ -30,7 +30,7 @@ struct Case {
   // How to multiply; empty: as a server does, through QuantizedMatmul.
   std::function<absl::Status(const MatmulArgs&, StreamView)> product;
   // Not null: libawqd computes, with its own copies of the weight.
-  LibraryWeights* library = nullptr;
+  LibraryWeights* libawqd = nullptr;
 };
 
 // A named time of the same run that a case is compared with.

@@ -55,7 +55,7 @@ struct Flags {
   std::string isa;  // of the CPU rows; empty: the machine's best
   bool floors = true;
   bool served = false;   // only rows that a server's plan chooses
-  bool library = false;  // and libawqd beside each
+  bool libawqd = false;  // beside each
   bool order = false;    // weights have an order
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
@@ -106,7 +106,7 @@ Flags Parse(int argc, char** argv) {
     } else if (arg == "--served") {
       flags.served = true;
     } else if (arg == "--library") {
-      flags.library = flags.served = true;
+      flags.libawqd = flags.served = true;
     } else if (arg == "--in_turn") {
       flags.in_turn = true;
     } else if (arg == "--tiles") {
@@ -246,7 +246,7 @@ void RunRow(const KernelRow& row, const Flags& flags, const Library* library, Ma
     // Floors come after all of a shape's cases, because a measurement right after cuBLASLt may be
     // slow.
     for (Result& result : results) {
-      if (flags.floors && result.spec.library == nullptr) {
+      if (flags.floors && result.spec.libawqd == nullptr) {
         result.floors =
             machine.Floors(result.spec, copies.weights[0]->storage.size(), copies.weights[0]);
       }
@@ -323,7 +323,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   std::unique_ptr<Library> library;
-  if (flags.library) {
+  if (flags.libawqd) {
     library = std::make_unique<Library>(flags.device, flags.batch_invariant, *machine);
   }
   if (flags.experts > 0) {

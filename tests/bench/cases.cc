@@ -67,7 +67,7 @@ DType Answer(DType activations) {
 }  // namespace
 
 std::string NameOf(const Case& spec) {
-  return absl::StrCat(spec.library == nullptr ? "" : "libawqd:", spec.row->name);
+  return absl::StrCat(spec.libawqd == nullptr ? "" : "libawqd:", spec.row->name);
 }
 
 Buffer Upload(Device& device, const std::vector<uint8_t>& bytes) {
@@ -172,7 +172,7 @@ void Product::Run(int i, StreamView stream) const {
   const DeviceWeight* const weight = copies_.weights[i].get();
   if (spec_.m == 0) {
     const DequantizeArgs args = {weight, {y_.data(), spec_.dtype, spec_.k, spec_.n}};
-    if (spec_.library != nullptr) return spec_.library->Decode(i, args, stream);
+    if (spec_.libawqd != nullptr) return spec_.libawqd->Decode(i, args, stream);
     return Check(Dequantize(args, nullptr, stream));
   }
   MatmulArgs args = {weight,
@@ -184,7 +184,7 @@ void Product::Run(int i, StreamView stream) const {
     args.quantization = ActivationQuantization::kPerToken;
   }
   if (spec_.row->op == Op::kFloat8Activations) args.quantization = spec_.float8;
-  if (spec_.library != nullptr) return spec_.library->Multiply(i, args, spec_.row->path, stream);
+  if (spec_.libawqd != nullptr) return spec_.libawqd->Multiply(i, args, spec_.row->path, stream);
   Check(spec_.product ? spec_.product(args, stream)
                       : QuantizedMatmul(args, spec_.row->path, stream));
 }
@@ -201,7 +201,7 @@ std::pair<Result, Result> TimeBesideLibrary(const Case& spec, const Copies& copi
                                             LibraryWeights& library, Machine& machine) {
   constexpr int kTurns = 3;
   Case by_library = spec;
-  by_library.library = &library;
+  by_library.libawqd = &library;
   const Product products[] = {{spec, copies, machine}, {by_library, copies, machine}};
   std::pair<Result, Result> out = {{spec, HUGE_VAL, products[0].error(), {}},
                                    {by_library, HUGE_VAL, products[1].error(), {}}};

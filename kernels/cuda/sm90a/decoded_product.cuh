@@ -26,6 +26,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/packed.cuh"
@@ -352,13 +353,14 @@ struct DecodedPlan {
 
 constexpr int kMostSplits = 8;
 
-// Microseconds of a round of a block with a number of tokens: alone on a multiprocessor, and beside
-// another.
-struct TileCost {
+// Microseconds of a round of a block: alone on a multiprocessor, and beside another. Vector codes,
+// H200, 2026-12-01.
+constexpr struct {
   int tokens;
   double alone, beside;
-};
-using TileCosts = TileCost[3];
+} kTileCosts[] = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
+// More tokens take less time by Dequantize and cuBLASLt. H200, 2026-12-01.
+constexpr int64_t kDecodedDenseFrom = 2049;
 
 // Blocks that run at a time.
 inline int64_t SlotsOf(const DeviceInfo& device, int tokens) {
@@ -366,13 +368,12 @@ inline int64_t SlotsOf(const DeviceInfo& device, int tokens) {
 }
 inline bool IsWorthwhile(int tokens, int64_t m) { return tokens == 64 || tokens < 2 * m; }
 
-inline DecodedPlan PlanOf(const TileCosts& costs, const WeightShape& shape,
-                          const DeviceInfo& device, int64_t m) {
+inline DecodedPlan PlanOf(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const auto rounds = static_cast<int>(CeilDiv(shape.k, int64_t{kRoundK}));
   const int64_t column_tiles = CeilDiv(shape.n, int64_t{kTileColumns});
   DecodedPlan best;
   double least = 0;
-  for (const auto& [tokens, alone, beside] : costs) {
+  for (const auto& [tokens, alone, beside] : kTileCosts) {
     if (!IsWorthwhile(tokens, m)) continue;
     const int64_t tiles = column_tiles * CeilDiv(m, int64_t{tokens});
     const int64_t slots = SlotsOf(device, tokens);
@@ -441,6 +442,41 @@ absl::Status LaunchDecoded(const MatmulArgs& args, const typename Decoder::Weigh
     default:
       return launch.template operator()<256>();
   }
+}
+
+// KernelRow::matmul, with a decoder for each type of x.
+template <class Fp16Decoder, class Bf16Decoder>
+absl::Status RunDecoded(const MatmulArgs& args, const typename Fp16Decoder::Weight& w,
+                        absl::string_view name, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  AWQD_RETURN_IF_ERROR(CheckCounters(stream, name));
+  const DecodedPlan plan = PlanOf(args.weight->shape, device, args.x.rows);
+  return args.x.dtype == DType::kBf16 ? LaunchDecoded<Bf16Decoder>(args, w, plan, name, stream)
+                                      : LaunchDecoded<Fp16Decoder>(args, w, plan, name, stream);
+}
+
+// A row for `min_m` tokens and more; fewer take less time by rows of sm80.
+inline KernelRow DecodedRow(absl::string_view name, const Claims& claims, const Layout& layout,
+                            int64_t min_m, absl::Status (*matmul)(const MatmulArgs&, StreamView)) {
+  return {.name = name,
+          .op = Op::kMatmul,
+          .device = DeviceKind::kCuda,
+          .claims = claims,
+          .input_form = InputForm::kTensorCore,
+          .layout = &layout,
+          .min_arch = 90,
+          .max_arch = 90,
+          .min_m = min_m,
+          .dense_from = [](const WeightShape&, const DeviceInfo&) { return kDecodedDenseFrom; },
+          .priority = 20,
+          .tile =
+              [](const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+                const DecodedPlan plan = PlanOf(shape, device, m);
+                return absl::StrCat(plan.tokens, "x", kTileColumns, " in ", plan.splits, " splits");
+              },
+          .workspace_bytes = DecodedWorkspace,
+          .matmul = matmul};
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // Entries are rounded to the type of x. The copy engine brings tiles beside the tokens; the sums of
 // 128 columns are transformed as they are stored. See decoded_product.cuh.
 // Limits: none.
-#include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/trellis_tiles.cuh"
 #include "kernels/cuda/sm90a/decoded_product.cuh"
 #include "kernels/cuda/sm90a/rows.h"
@@ -16,15 +15,20 @@ static_assert(kTileColumns == kTrellisColumns);
 constexpr int kRowsOfStep = kStepK / kTrellisTile;  // of tiles
 constexpr int kTilesOfRow = kTileColumns / kTrellisTile;
 
+constexpr absl::string_view kName = "sm90a/trellis_matmul";
+constexpr int64_t kLeastTokens = 17;  // H200, 2026-12-01
+
+struct TrellisWeight {
+  const uint8_t* codes;
+  int bits;
+  int rows;           // of tiles, K / 16
+  int64_t row_bytes;  // of a row of tiles
+};
+
 template <TrellisCode kCode, bool kDecodesToBf16>
 class TrellisDecoder {
  public:
-  struct Weight {
-    const uint8_t* codes;
-    int bits;
-    int rows;           // of tiles, K / 16
-    int64_t row_bytes;  // of a row of tiles
-  };
+  using Weight = TrellisWeight;
   static constexpr bool kBf16 = kDecodesToBf16;
 
   static constexpr int TableBytes() { return 0; }
@@ -94,54 +98,23 @@ class TrellisDecoder {
   const int row_words_;  // of a step's row of tiles
 };
 
-// Fewer tokens take less time by sm80/trellis.cu, more by Dequantize and cuBLASLt.
-constexpr int64_t kLeastTokens = 17, kDenseFrom = 2049;
-constexpr TileCosts kCosts = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
-
 absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
-  constexpr absl::string_view kName = "sm90a/trellis_matmul";
   const DeviceWeight& weight = *args.weight;
   const WeightShape& shape = weight.shape;
-  const DeviceInfo& device = weight.device->info();
-  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  AWQD_RETURN_IF_ERROR(CheckCounters(stream, kName));
-  const DecodedPlan plan = PlanOf(kCosts, shape, device, args.x.rows);
-  const int bits = shape.scheme.bits;
   return ForTrellisCode(shape.scheme.trellis, [&]<TrellisCode kCode>() {
-    const auto launch = [&]<bool kBf16>() {
-      return LaunchDecoded<TrellisDecoder<kCode, kBf16>>(
-          args,
-          {weight.codes(), bits, static_cast<int>(shape.k / kTrellisTile),
-           shape.n / kTrellisTile * 32 * bits},
-          plan, kName, stream);
-    };
-    return args.x.dtype == DType::kBf16 ? launch.template operator()<true>()
-                                        : launch.template operator()<false>();
+    const TrellisWeight w = {.codes = weight.codes(),
+                             .bits = shape.scheme.bits,
+                             .rows = static_cast<int>(shape.k / kTrellisTile),
+                             .row_bytes = shape.n / kTrellisTile * 32 * shape.scheme.bits};
+    return RunDecoded<TrellisDecoder<kCode, false>, TrellisDecoder<kCode, true>>(args, w, kName,
+                                                                                 stream);
   });
 }
 
 }  // namespace
 
 const KernelRow& TrellisA16Row() {
-  static const KernelRow row = {
-      .name = "sm90a/trellis_matmul",
-      .op = Op::kMatmul,
-      .device = DeviceKind::kCuda,
-      .claims = kTrellis,
-      .input_form = InputForm::kTensorCore,
-      .layout = &kPlainLayout,
-      .min_arch = 90,
-      .max_arch = 90,
-      .min_m = kLeastTokens,
-      .dense_from = [](const WeightShape&, const DeviceInfo&) { return kDenseFrom; },
-      .priority = 20,
-      .tile =
-          [](const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-            const DecodedPlan plan = PlanOf(kCosts, shape, device, m);
-            return absl::StrCat(plan.tokens, "x", kTileColumns, " in ", plan.splits, " splits");
-          },
-      .workspace_bytes = DecodedWorkspace,
-      .matmul = Matmul};
+  static const KernelRow row = DecodedRow(kName, kTrellis, kPlainLayout, kLeastTokens, Matmul);
   return row;
 }
 

@@ -4,7 +4,6 @@
 // W is rounded to the type of x, as Dequantize rounds it. A round is half of a record of layout
 // `vectors`, which lanes load themselves. See decoded_product.cuh.
 // Limits: none.
-#include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/vector_tiles.cuh"
 #include "kernels/cuda/sm90a/decoded_product.cuh"
 #include "kernels/cuda/sm90a/rows.h"
@@ -14,10 +13,8 @@ namespace {
 
 static_assert(kRoundK == kVectorBlock / 2 && kConsumerColumns == vectors::kRecordColumns);
 
-// Fewer tokens take less time by sm80/vectors.cu, more by Dequantize and cuBLASLt. H200, 2026-12-01.
-constexpr int64_t kLeastTokens = 33, kDenseFrom = 2049;
-// H200, 2026-12-01.
-constexpr TileCosts kCosts = {{64, 1.2, 1.86}, {128, 1.25, 1.25}, {256, 1.72, 1.72}};
+constexpr absl::string_view kName = "sm90a/vectors_matmul";
+constexpr int64_t kLeastTokens = 33;  // H200, 2026-12-01
 
 // Eight elements of a column, rounded. `unit`: what the integers lack, over kUnit, in FP16 twice for
 // FP16; in full in FP32 for BF16.
@@ -67,14 +64,16 @@ __device__ __forceinline__ void DecodeItem(const LaneWords<kCode>& words, const 
   for (int v = 0; v < 4; ++v) StoreShared16(ChunkAt(round_at, row, chunk + v), rounded[v]);
 }
 
+struct VectorsWeight {
+  const uint8_t* codes;
+  int64_t n;
+  int blocks;  // of 256 of K
+};
+
 template <VectorCode kCode, bool kDecodesToBf16>
 class VectorsDecoder {
  public:
-  struct Weight {
-    const uint8_t* codes;
-    int64_t n;
-    int blocks;  // of 256 of K
-  };
+  using Weight = VectorsWeight;
   static constexpr bool kBf16 = kDecodesToBf16;
 
   static constexpr int TableBytes() { return kEntriesBytes<kCode>; }
@@ -118,46 +117,20 @@ class VectorsDecoder {
 };
 
 absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
-  constexpr absl::string_view kName = "sm90a/vectors_matmul";
   const DeviceWeight& weight = *args.weight;
   const WeightShape& shape = weight.shape;
-  const DeviceInfo& device = weight.device->info();
-  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  AWQD_RETURN_IF_ERROR(CheckCounters(stream, kName));
-  const DecodedPlan plan = PlanOf(kCosts, shape, device, args.x.rows);
   return ForVectorCode(shape.scheme.vector, [&]<VectorCode kCode>() {
-    const auto launch = [&]<bool kBf16>() {
-      return LaunchDecoded<VectorsDecoder<kCode, kBf16>>(
-          args, {weight.codes(), shape.n, static_cast<int>(shape.k / kVectorBlock)}, plan, kName,
-          stream);
-    };
-    return args.x.dtype == DType::kBf16 ? launch.template operator()<true>()
-                                        : launch.template operator()<false>();
+    const VectorsWeight w = {weight.codes(), shape.n, static_cast<int>(shape.k / kVectorBlock)};
+    return RunDecoded<VectorsDecoder<kCode, false>, VectorsDecoder<kCode, true>>(args, w, kName,
+                                                                                 stream);
   });
 }
 
 }  // namespace
 
 const KernelRow& VectorsA16Row() {
-  static const KernelRow row = {
-      .name = "sm90a/vectors_matmul",
-      .op = Op::kMatmul,
-      .device = DeviceKind::kCuda,
-      .claims = kVectorCodes,
-      .input_form = InputForm::kTensorCore,
-      .layout = &kVectorsLayout,
-      .min_arch = 90,
-      .max_arch = 90,
-      .min_m = kLeastTokens,
-      .dense_from = [](const WeightShape&, const DeviceInfo&) { return kDenseFrom; },
-      .priority = 20,
-      .tile =
-          [](const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-            const DecodedPlan plan = PlanOf(kCosts, shape, device, m);
-            return absl::StrCat(plan.tokens, "x", kTileColumns, " in ", plan.splits, " splits");
-          },
-      .workspace_bytes = DecodedWorkspace,
-      .matmul = Matmul};
+  static const KernelRow row =
+      DecodedRow(kName, kVectorCodes, kVectorsLayout, kLeastTokens, Matmul);
   return row;
 }
 
