@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 
 LINES_SHOWN = 12  # of what a failure said
 REPORT_LINES = 36  # of what a sanitizer said
-REPORT = re.compile(r"WARNING: ThreadSanitizer|ERROR: \w+Sanitizer|: runtime error: ")
+REPORT = re.compile(r"WARNING: ThreadSanitizer|ERROR: (\w+Sanitizer|libFuzzer)|: runtime error: ")
 
 
 class Tally:
@@ -110,7 +110,7 @@ def add_parts(tally, results):
         elif status == "0":
             tally.add(name, "passed")
         else:
-            tally.add(name, "failed", end_of(output))
+            tally.add(name, "failed", said(output))
 
 
 def main():

@@ -26,28 +26,29 @@ fi
 (cd "$root" && cmake --preset fuzz -B "$build" >/dev/null)
 cmake --build "$build" --target awqd_fuzz_targets
 
-# fuzz <target>: its statistics, or the end of its log.
+# fuzz <target>: prints its statistics.
 fuzz() {
   local target="$1" time="$short" found="$build/corpus/$1" # beside the build: the checked-in seeds stay as they are
   [[ "$target" == fuzz_formats ]] && time="$seconds"
   mkdir -p "$found"
   (cd "$build" && "tests/fuzz/$target" "$found" "$root/tests/fuzz/corpus/$target" -max_total_time="$time" \
-    -timeout=10 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 -verbosity=0 >"$target.log" 2>&1) ||
-    { tail -n 60 "$build/$target.log" && echo "$target: failed, the input lies in $build" && return 1; }
+    -timeout=10 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 -verbosity=0 >"$target.log" 2>&1) || return 1
   echo "== $target, $time s"
   grep -E 'number_of_executed_units|average_exec_per_sec' "$build/$target.log"
 }
 
 # One a core at a time: a target runs on one thread.
-running=() failed=0
-for target in "${targets[@]}"; do
-  fuzz "$target" &
-  running+=($!)
-  if ((${#running[@]} >= $(nproc))); then
-    wait "${running[0]}" || failed=1
-    running=("${running[@]:1}")
-  fi
+pids=() failed=()
+for i in "${!targets[@]}"; do
+  ((i < $(nproc))) || wait -n || true
+  fuzz "${targets[i]}" &
+  pids+=($!)
 done
-for pid in "${running[@]}"; do wait "$pid" || failed=1; done
-((failed == 0)) || exit 1
+for i in "${!targets[@]}"; do wait "${pids[i]}" || failed+=("${targets[i]}"); done
+# Last, because a log is read from its end.
+for target in "${failed[@]}"; do
+  tail -n 60 "$build/$target.log"
+  echo "$target: failed, the input lies in $build"
+done
+((${#failed[@]} == 0)) || exit 1
 echo "fuzz: ok"
