@@ -129,7 +129,9 @@ void CheckExpert(absl::string_view path) {
     for (size_t i = 0; i < was.size(); ++i) {
       if (was[i] == stack[i]) continue;
       ++changed;
-      Require(i > 0 && was[i - 1] == "experts" && was[i] == number && stack[i] == "*");
+      Require(was[i] == number && stack[i] == "*");
+      const bool behind_projection = i >= 2 && i + 1 == was.size() && was[i - 2] == "experts";
+      Require((i > 0 && was[i - 1] == "experts") || behind_projection);
     }
     Require(changed == 1);
   }

@@ -24,6 +24,7 @@ NAMES = {  # a name, a path, patterns
     "long": [b"a" * 129, b"a" * 300 + b"/config.json"],
     "expert": [b"m", b"model.layers.0.mlp.experts.12.up_proj", EXACT + LAYER, REGEX + rb".*experts\.\d+\.up_proj"],
     "experts": [b"m", b"model.layers.0.mlp.experts.up_proj", REGEX + b"model.layers.[0-9]+.*"],
+    "expert-last": [b"m", b"model.layers.0.mlp.experts.up_proj.12"],
     "exps": [b"m", b"blk.0.ffn_up_exps", CONTAINS + b"_exps"],
     "tensor": [b"m", LAYER + b".qweight", REGEX + b"(a|aa)+$"],
     "bad-regex": [b"m", LAYER, REGEX + b"(?!lm_head)"],
