@@ -68,13 +68,10 @@ if(AWQD_FUZZ)
   set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=fuzzer-no-link")
 endif()
 
-# Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own. Under
-# sanitizers tests of the server and the client, which compute little themselves, go without any.
+# Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own. Tests of the
+# server and the client, which compute little themselves, go without any.
 set(awqd_test_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
-set(awqd_server_test_options ${awqd_test_options})
-if(AWQD_SANITIZE)
-  set(awqd_server_test_options $<$<COMPILE_LANGUAGE:CXX>:-O0>)
-endif()
+set(awqd_server_test_options $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 # Checks of undefined behaviour double the compile time of a test. They belong in what it tests.
 if(AWQD_SANITIZE MATCHES "undefined")
   list(APPEND awqd_test_options -fno-sanitize=undefined)
@@ -93,9 +90,15 @@ function(awqd_does_without_grpc variable)
 endfunction()
 include(AwqdPrecompile)
 
-# AWQD_UNITY compiles the rooms of the server and the client several files at a time, which halves the time of the whole
-# and makes that of one changed file longer. Files of a kernel room repeat each other's names, so they are left as they are.
-option(AWQD_UNITY "Compile several files of the server and the client at a time" OFF)
+# AWQD_UNITY compiles the rooms of the server and the client and the tests several files at a time, which halves the time of
+# the whole and makes that of one changed file longer. Files of a kernel room repeat each other's names, so they are left as
+# they are.
+option(AWQD_UNITY "Compile several files of the server, the client and the tests at a time" OFF)
+function(awqd_unite target)
+  if(AWQD_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+endfunction()
 
 # awqd_library(name SRCS ... DEPS ...): one room (or part of one) as a static library.
 function(awqd_library name)
@@ -104,8 +107,8 @@ function(awqd_library name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
   awqd_precompile(${name} LIBRARY)
-  if(AWQD_UNITY AND CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(server|client|kernels/checkpoint)(/|$)")
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  if(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(server|client|kernels/checkpoint)(/|$)")
+    awqd_unite(${name})
   endif()
 endfunction()
 
@@ -137,6 +140,7 @@ function(awqd_test name)
   endif()
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_places GTest::gmock_main awqd_flags)
   awqd_precompile(${name} TEST)
+  awqd_unite(${name})
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)

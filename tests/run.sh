@@ -73,10 +73,10 @@ if [[ "$preset" == aarch64 ]] && ! have_aarch64; then
 fi
 
 # configure_here <preset>: CUDA code for the GPUs of this machine. Where there is none, for a Hopper, and awqd_older_gpus
-# compiles some for older ones.
+# compiles some for older ones. Several files at a time, as what is shipped is compiled.
 configure_here() {
-  local options=()
-  [[ "$1" == cuda ]] && options=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
+  local options=(-DAWQD_UNITY=ON)
+  [[ "$1" == cuda ]] && options+=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
   configure "$1" "${options[@]}"
 }
 

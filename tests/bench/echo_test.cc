@@ -39,7 +39,7 @@ TEST(EchoTest, AnswersAreWholeResponsesOfTheRightSize) {
         v1::QuantizedMatmulResponse response;
         ASSERT_TRUE(response.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
         EXPECT_EQ(response.output().dtype(), dtype);
-        EXPECT_THAT(response.output().shape(), testing::ElementsAre(tokens, 16));
+        EXPECT_THAT(response.output().shape(), ::testing::ElementsAre(tokens, 16));
         EXPECT_EQ(response.output().raw().size(), tokens * 16 * (dtype == v1::FP32 ? 4u : 2u));
         EXPECT_EQ(response.execution().batch_tokens(), tokens);
       }

@@ -11,14 +11,14 @@
 namespace awqd::awqctl {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::optional<Flags> Parse(const std::vector<std::string>& args) {
   std::ostringstream out, err;
   int exit_code = kOk;
   std::optional<Flags> flags = ParseFlags(args, out, err, exit_code);
-  EXPECT_EQ(err.str(), "") << testing::PrintToString(args);
+  EXPECT_EQ(err.str(), "") << ::testing::PrintToString(args);
   return flags;
 }
 
@@ -26,7 +26,7 @@ std::optional<Flags> Parse(const std::vector<std::string>& args) {
 std::string Refusal(const std::vector<std::string>& args) {
   std::ostringstream out, err;
   int exit_code = kOk;
-  EXPECT_FALSE(ParseFlags(args, out, err, exit_code).has_value()) << testing::PrintToString(args);
+  EXPECT_FALSE(ParseFlags(args, out, err, exit_code).has_value()) << ::testing::PrintToString(args);
   EXPECT_EQ(exit_code, kBadArguments);
   return err.str();
 }
@@ -207,7 +207,7 @@ TEST(AwqctlFlags, HelpListsTheValuesOfAFlag) {
 }
 
 TEST(AwqctlFlags, Version) {
-  EXPECT_THAT(Printed({"--version"}), testing::MatchesRegex("awqctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  EXPECT_THAT(Printed({"--version"}), ::testing::MatchesRegex("awqctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
 }  // namespace

@@ -16,9 +16,9 @@
 namespace awqd::bench {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Pair;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
 
 grpc::ByteBuffer BufferOf(const std::string& bytes, size_t piece) {
   std::vector<grpc::Slice> slices;
@@ -170,7 +170,7 @@ TEST(PayloadsTest, SpeakTheInferenceProtocol) {
   EXPECT_EQ(requests[0].model_name(), "m/w");
   ASSERT_EQ(requests[0].inputs_size(), 1);
   EXPECT_EQ(requests[0].inputs(0).datatype(), "FP16");
-  EXPECT_THAT(requests[0].inputs(0).shape(), testing::ElementsAre(3, 4));
+  EXPECT_THAT(requests[0].inputs(0).shape(), ::testing::ElementsAre(3, 4));
   EXPECT_EQ(requests[0].raw_input_contents(0).size(), 3u * 4 * 2);
   EXPECT_EQ(requests[0].parameters().at("output_dtype").string_param(), "FP32");
   EXPECT_EQ(requests[0].parameters().at("path").string_param(), "FUSED");
@@ -194,7 +194,7 @@ TEST(PayloadsTest, MixesExpertsAndMlps) {
   plan.top_k = 4;
   const auto payloads = Payloads::Make(plan);
   ASSERT_TRUE(payloads.ok()) << payloads.status();
-  EXPECT_THAT(payloads->all()[0].method, testing::EndsWith("/GroupedQuantizedMatmul"));
+  EXPECT_THAT(payloads->all()[0].method, ::testing::EndsWith("/GroupedQuantizedMatmul"));
   const auto request = RequestOf<v1::GatedMlpRequest>(payloads->all()[2]);
   EXPECT_EQ(request.mlp().path(), "experts.*");
   EXPECT_EQ(request.expert_ids().shape(1), 4);
@@ -355,7 +355,7 @@ TEST(ReportTest, SvgHasALineForEachQuantileAndAMarkForEachPoint) {
     return found;
   };
   const std::string svg = ToSvg("a < b & \"c\"", TwoPoints());
-  EXPECT_THAT(svg, testing::StartsWith("<svg "));
+  EXPECT_THAT(svg, ::testing::StartsWith("<svg "));
   EXPECT_THAT(svg, HasSubstr("a &lt; b &amp; &quot;c&quot;"));
   EXPECT_EQ(count(svg, "<polyline"), 3);
   EXPECT_EQ(count(svg, "<circle"), 6);

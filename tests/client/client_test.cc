@@ -16,9 +16,9 @@
 namespace awqd::client {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class ClientTest : public testing::Test {
+class ClientTest : public ::testing::Test {
  protected:
   ClientTest() : client_(*Client::Create({.address = server_.address})) {}
 
@@ -76,7 +76,7 @@ TEST_F(ClientTest, SendsEveryFieldOfAMatmul) {
   call.priority = -3;
   const auto result = client_->QuantizedMatmul(call);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(*result->output.ToFloats(), testing::ElementsAre(1.0f, 2.0f));
+  EXPECT_THAT(*result->output.ToFloats(), ::testing::ElementsAre(1.0f, 2.0f));
   EXPECT_EQ(result->execution.kernel(), "fake/echo");
   EXPECT_EQ(result->request_id, "id");
   const v1::QuantizedMatmulRequest& sent = server_.inference.last_matmul;
@@ -221,7 +221,7 @@ TEST_F(ClientTest, CallsNameTheirWeightForLoadBalancers) {
   auto silent = *Client::Create({.address = server_.address, .weight_key = false});
   EXPECT_TRUE(silent->QuantizedMatmul(Call()).ok());
   EXPECT_THAT(server_.inference.weight_keys,
-              testing::ElementsAre("m/w", "", "", "", "m/layers.0.mlp", "m/a.b", ""));
+              ::testing::ElementsAre("m/w", "", "", "", "m/layers.0.mlp", "m/a.b", ""));
 }
 
 TEST_F(ClientTest, KeepsCodeMessageAndDetails) {
@@ -255,7 +255,7 @@ TEST_F(ClientTest, DequantizesTheRestThroughTheStream) {
   server_.inference.AddChunk(9, 10, 3, 2, 'b');
   const auto result = client_->Dequantize({.weight = WeightName{"m", "w"}, .row_begin = 7});
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->output.shape, testing::ElementsAre(3, 2));
+  EXPECT_THAT(result->output.shape, ::testing::ElementsAre(3, 2));
   EXPECT_EQ(result->output.bytes, "aaaaaaaabbbb");
   EXPECT_EQ(result->execution.kernel(), "fake/dequantize");
   EXPECT_EQ(server_.inference.last_dequantize.rows().begin(), 7);
@@ -319,7 +319,7 @@ TEST_F(ClientTest, StreamsAnswersAndTheirErrors) {
     EXPECT_EQ(details.message(), "activations: bad");
     EXPECT_EQ(details.details(0).value(), "detail");
   }
-  EXPECT_THAT(ids, testing::UnorderedElementsAre("a", "bad", "c"));
+  EXPECT_THAT(ids, ::testing::UnorderedElementsAre("a", "bad", "c"));
   EXPECT_FALSE((*stream->Receive()).has_value()) << "the end stays the end";
 }
 
@@ -380,8 +380,8 @@ TEST_F(ClientTest, AnAnswerOverItsOwnLimitIsToldAsTheClients) {
       {.weight = WeightName{"m", "w"}, .activations = {v1::FP16, {1000}, std::string(2000, 'x')}});
   EXPECT_TRUE(absl::IsResourceExhausted(y.status())) << y.status();
   EXPECT_THAT(std::string(y.status().message()),
-              testing::MatchesRegex("answer: got 2[0-9]+ bytes, expected at most 1000, the "
-                                    "client's own max_receive_bytes"));
+              ::testing::MatchesRegex("answer: got 2[0-9]+ bytes, expected at most 1000, the "
+                                      "client's own max_receive_bytes"));
 }
 
 TEST_F(ClientTest, ModelsInfoAndHealth) {

@@ -14,11 +14,11 @@
 namespace awqd::client {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class CredentialsTest : public testing::Test {
+class CredentialsTest : public ::testing::Test {
  protected:
   ~CredentialsTest() override { std::filesystem::remove_all(folder_); }
 

@@ -10,11 +10,11 @@
 namespace awqd::client {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr size_t kTooLarge = size_t{1} << 31;
 
-class LargeRequestTest : public testing::Test {
+class LargeRequestTest : public ::testing::Test {
  protected:
   void SetUp() override {
     // Two copies, because a call keeps the caller's.

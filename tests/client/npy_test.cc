@@ -13,8 +13,8 @@
 namespace awqd::client {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string File(absl::string_view dict, int major = 1) {
   std::string file("\x93NUMPY", 6);

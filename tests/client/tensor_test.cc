@@ -12,8 +12,8 @@
 namespace awqd::client {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Value of a finite fp16 pattern by its definition.
 double HalfValue(int bits) {

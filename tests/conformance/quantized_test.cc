@@ -253,7 +253,7 @@ TEST_P(QuantizedStage, OddTokens) {
   }
 }
 
-std::vector<Shape> StagedShapes() {
+std::vector<Shape> QuantizedStagedShapes() {
   return {{300, 71, "w4g64z", 33},
           {256, 40, "w4g128z+int8*c", 33},
           {1100, 24, "w8cs", 33},
@@ -267,7 +267,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, QuantizedConformance,
                          ParamName);
 INSTANTIATE_TEST_SUITE_P(Rows, QuantizedStage,
                          ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kQuantizedActivations)),
-                                            ::testing::ValuesIn(StagedShapes())),
+                                            ::testing::ValuesIn(QuantizedStagedShapes())),
                          ParamName);
 
 }  // namespace

@@ -12,11 +12,11 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr char kQuery[] = "encoder.layer.0.attention.self.query";
 
-class AwqctlE2eTest : public testing::Test {
+class AwqctlE2eTest : public ::testing::Test {
  protected:
   AwqctlE2eTest()
       : server_({"--model_repository=" + DemoRepository(),
@@ -25,8 +25,8 @@ class AwqctlE2eTest : public testing::Test {
 
   void Expect(int code, const std::vector<std::string>& args, const std::string& text) const {
     const ExitReport report = server_.Awqctl(args);
-    EXPECT_EQ(report.code, code) << testing::PrintToString(args) << "\n" << report.log;
-    EXPECT_THAT(report.log, HasSubstr(text)) << testing::PrintToString(args);
+    EXPECT_EQ(report.code, code) << ::testing::PrintToString(args) << "\n" << report.log;
+    EXPECT_THAT(report.log, HasSubstr(text)) << ::testing::PrintToString(args);
   }
 
   ServerProcess server_;

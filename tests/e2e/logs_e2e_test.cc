@@ -82,8 +82,8 @@ TEST_F(LogsTest, EveryJsonLineIsAnEventOfTheServer) {
   EXPECT_EQ(events["ready"], 1);
   EXPECT_EQ(events["request"], 5);
   EXPECT_EQ(events["stopped"], 1);
-  EXPECT_THAT(forged_ids,
-              testing::UnorderedElementsAre(testing::Pair("request", 3), testing::Pair("call", 3)));
+  EXPECT_THAT(forged_ids, ::testing::UnorderedElementsAre(::testing::Pair("request", 3),
+                                                          ::testing::Pair("call", 3)));
 }
 
 TEST_F(LogsTest, EveryTextLineBeginsWithItsTime) {
@@ -164,7 +164,7 @@ TEST_F(UnreadLogTest, TellsWhatWasLostWhenItIsReadAgain) {
   }
   const std::string rest = log.substr(log.find("log lines lost lines=") + 21);
   EXPECT_GT(std::stoi(rest), 100);
-  EXPECT_THAT(log, testing::HasSubstr(" ready models=1"));
+  EXPECT_THAT(log, ::testing::HasSubstr(" ready models=1"));
   std::thread reader([&] {
     while (read(ends_[0], block, sizeof(block)) > 0) {
     }

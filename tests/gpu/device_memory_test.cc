@@ -290,7 +290,7 @@ TEST_F(GpuDeviceMemoryTest, DescriptorsByTheRing) {
   const auto refuse = [&](const v1::ShareMemoryRequest& request, int fd, const std::string& why) {
     const absl::Status status = ring.ShareMemory(request, fd);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(why));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(why));
   };
   v1::ShareMemoryRequest lie = (*memory)->Request("r");
   lie.set_size(kBytes + 1);

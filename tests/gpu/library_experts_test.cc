@@ -15,15 +15,12 @@
 #include "gtest/gtest.h"
 #include "kernels/kernels.h"
 #include "kernels/library/objects.h"
+#include "tests/gpu/library_check.h"
 #include "tests/testing/npy.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
-
-void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-void Check(int code) { ASSERT_EQ(code, AWQD_OK) << awqd_error_message(); }
-void Check(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
 
 constexpr int64_t kWorkspace = int64_t{512} << 20;
 

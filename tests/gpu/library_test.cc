@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/library/awqd.h"
+#include "tests/gpu/library_check.h"
 #include "tests/testing/npy.h"
 #include "tests/testing/places.h"
 
@@ -18,9 +19,6 @@ namespace {
 constexpr char kGate[] = "encoder.layer.0.intermediate.dense";
 constexpr char kDown[] = "encoder.layer.0.output.dense";
 constexpr int64_t kK = 384, kN = 1536;
-
-void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-void Check(int code) { ASSERT_EQ(code, AWQD_OK) << awqd_error_message(); }
 
 testing::Npy Golden(const std::string& name) {
   auto npy = testing::ReadNpy(DataPath("awq/goldens/" + name + ".npy"));

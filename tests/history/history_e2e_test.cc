@@ -41,7 +41,7 @@ absl::Duration Length() {
 
 int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-class HistoryTest : public testing::Test {
+class HistoryTest : public ::testing::Test {
  protected:
   HistoryTest() {
     for (int model = 0; model < kModels; ++model) {

@@ -50,7 +50,7 @@ int64_t WarmUp(int64_t calls) {
 // The allowed growth until the end.
 int64_t MayGrow(int64_t calls, int64_t bytes) { return bytes / (calls < 1'000'000 ? 50 : 100); }
 
-class MixedTest : public testing::Test {
+class MixedTest : public ::testing::Test {
  protected:
   MixedTest() {
     for (int model = 0; model < kModels; ++model) {

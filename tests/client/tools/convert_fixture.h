@@ -11,11 +11,10 @@
 #include <string>
 
 #include "client/tools/convert.h"
+#include "tests/client/tools/quiet.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::tools {
-
-inline void Quiet(int64_t, int64_t) {}
 
 inline std::string TextOf(const std::string& path) {
   std::ifstream file(path);

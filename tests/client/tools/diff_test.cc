@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kernels/base/half.h"
+#include "tests/client/tools/quiet.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
 
@@ -23,8 +24,6 @@ using ::awqd::testing::TempDirectory;
 using ::awqd::testing::TestTensors;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-void Quiet(int64_t, int64_t) {}
 
 class DiffTest : public ::testing::Test {
  protected:

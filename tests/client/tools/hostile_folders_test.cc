@@ -13,6 +13,7 @@
 #include "client/tools/encode/target.h"
 #include "client/tools/inspect.h"
 #include "client/tools/quantize.h"
+#include "tests/client/tools/quiet.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/failing_new.h"
@@ -25,8 +26,6 @@ using ::awqd::testing::CountedNew;
 using ::awqd::testing::LittleEndian64;
 using ::awqd::testing::TempDirectory;
 using ::testing::HasSubstr;
-
-void Quiet(int64_t, int64_t) {}
 
 class HostileFolder : public ::testing::Test {
  protected:

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kernels/formats/format.h"
+#include "tests/client/tools/quiet.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
 
@@ -21,8 +22,6 @@ using ::awqd::testing::Merge;
 using ::awqd::testing::SafetensorsOf;
 using ::awqd::testing::TempDirectory;
 using ::testing::HasSubstr;
-
-void Quiet(int64_t, int64_t) {}
 
 const InspectedLinear* Find(const Inspection& inspection, const std::string& path) {
   for (const InspectedLinear& linear : inspection.linears) {

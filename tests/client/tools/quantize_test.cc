@@ -11,6 +11,7 @@
 #include "client/tools/diff.h"
 #include "client/tools/inspect.h"
 #include "tests/client/tools/dense_model.h"
+#include "tests/client/tools/quiet.h"
 
 namespace awqd::tools {
 namespace {
@@ -21,8 +22,6 @@ using ::awqd::testing::WriteDenseModel;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-void Quiet(int64_t, int64_t) {}
 
 std::string TextOf(const std::string& path) {
   std::ifstream file(path);

@@ -13,7 +13,7 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class BadWeightsTest : public SharedServerTest {
  protected:

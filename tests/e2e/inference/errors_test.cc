@@ -12,7 +12,7 @@ namespace {
 using client::MatmulCall;
 using client::Tensor;
 using client::WeightName;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(InferenceTest, ErrorsNameTheField) {
   using absl::StatusCode;

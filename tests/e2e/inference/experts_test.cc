@@ -22,8 +22,8 @@ using client::MatmulResult;
 using client::Routing;
 using client::Tensor;
 using client::WeightName;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr int kExperts = 5;
 constexpr char kGate[] = "moe.experts.*.gate_proj";

@@ -71,7 +71,7 @@ std::vector<GoldenCase> AllCases() {
 }
 
 // Letters and digits of the case, for GoogleTest.
-std::string TestName(const testing::TestParamInfo<GoldenCase>& info) {
+std::string TestName(const ::testing::TestParamInfo<GoldenCase>& info) {
   std::string name = info.param.Name();
   for (char& c : name) c = absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
@@ -89,7 +89,7 @@ class FormatsTest : public SharedServerTest {
   }
 };
 
-class GoldenTest : public FormatsTest, public testing::WithParamInterface<GoldenCase> {
+class GoldenTest : public FormatsTest, public ::testing::WithParamInterface<GoldenCase> {
  protected:
   void SetUp() override {
     const GoldenCase& golden = GetParam();
@@ -323,38 +323,38 @@ TEST_P(GoldenTest, ManyOnOneStream) {
   EXPECT_EQ(answers, sent.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(AllCases()), TestName);
+INSTANTIATE_TEST_SUITE_P(All, GoldenTest, ::testing::ValuesIn(AllCases()), TestName);
 
 TEST_F(FormatsTest, TheServerNamesItsFormats) {
   const auto info = client_->GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
-  EXPECT_THAT(formats, testing::IsSupersetOf({"awq",
-                                              "plain",
-                                              "int-quantized",
-                                              "fastertransformer",
-                                              "gemlite",
-                                              "gptq",
-                                              "auto-round",
-                                              "pack-quantized",
-                                              "float-quantized",
-                                              "nvfp4-pack-quantized",
-                                              "mxfp4-pack-quantized",
-                                              "qserve",
-                                              "awq-gemv",
-                                              "awq-gemv-fast",
-                                              "awq-marlin",
-                                              "gptq-marlin",
-                                              "gguf",
-                                              "quark",
-                                              "mlx",
-                                              "fp-quant",
-                                              "comfy",
-                                              "blockwise-int8",
-                                              "torchao",
-                                              "quanto",
-                                              "quanto-packed",
-                                              "exl3"}));
+  EXPECT_THAT(formats, ::testing::IsSupersetOf({"awq",
+                                                "plain",
+                                                "int-quantized",
+                                                "fastertransformer",
+                                                "gemlite",
+                                                "gptq",
+                                                "auto-round",
+                                                "pack-quantized",
+                                                "float-quantized",
+                                                "nvfp4-pack-quantized",
+                                                "mxfp4-pack-quantized",
+                                                "qserve",
+                                                "awq-gemv",
+                                                "awq-gemv-fast",
+                                                "awq-marlin",
+                                                "gptq-marlin",
+                                                "gguf",
+                                                "quark",
+                                                "mlx",
+                                                "fp-quant",
+                                                "comfy",
+                                                "blockwise-int8",
+                                                "torchao",
+                                                "quanto",
+                                                "quanto-packed",
+                                                "exl3"}));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 using client::MatmulCall;
 using client::Tensor;
 using client::WeightName;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<GoldenCase> IntegerCases() {
   std::vector<GoldenCase> out;

@@ -12,8 +12,8 @@ namespace {
 using client::DequantizeKvCall;
 using client::QuantizeKvCall;
 using client::Tensor;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 struct Case {
   const char* name;

@@ -13,7 +13,7 @@ namespace awqd {
 namespace {
 
 using client::Tensor;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kK = 64, kN = 24, kGroup = 32;
 
@@ -30,7 +30,7 @@ class OddValuesTest : public SharedServerTest {
   void ExpectExact(const SyntheticAwq& weight) {
     const auto w = client_->Dequantize({.weight = weight.ToPacked()});
     ASSERT_TRUE(w.ok()) << w.status();
-    ASSERT_THAT(w->output.shape, testing::ElementsAre(kK, kN));
+    ASSERT_THAT(w->output.shape, ::testing::ElementsAre(kK, kN));
     for (int64_t i = 0; i < kK * kN; ++i) {
       const uint16_t got = Bits(w->output.bytes, i), want = weight.At(i / kN, i % kN);
       if (IsNan(want)) {
@@ -178,7 +178,7 @@ TEST_F(OddValuesTest, NanInfinityAndNoTokensAtAll) {
   x->clear_contents();
   const grpc::Status status = Matmul(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_THAT(response.output().shape(), testing::ElementsAre(0, kN));
+  EXPECT_THAT(response.output().shape(), ::testing::ElementsAre(0, kN));
   EXPECT_EQ(response.output().raw(), "");
 }
 

@@ -69,17 +69,17 @@ TEST_F(InferenceTest, TokenCountChoosesThePath) {
 TEST_F(InferenceTest, ShapesOfActivations) {
   const auto none = client_->QuantizedMatmul(Call(0));
   ASSERT_TRUE(none.ok()) << none.status();
-  EXPECT_THAT(none->output.shape, testing::ElementsAre(0, kN));
+  EXPECT_THAT(none->output.shape, ::testing::ElementsAre(0, kN));
   const auto flat = client_->QuantizedMatmul(Call(6));
   MatmulCall cube = Call(6);
   cube.activations.shape = {2, 3, kK};
   const auto y = client_->QuantizedMatmul(cube);
   ASSERT_TRUE(y.ok() && flat.ok()) << y.status();
-  EXPECT_THAT(y->output.shape, testing::ElementsAre(2, 3, kN));
+  EXPECT_THAT(y->output.shape, ::testing::ElementsAre(2, 3, kN));
   EXPECT_EQ(y->output.bytes, flat->output.bytes);
   cube = Call(1);
   cube.activations.shape = {kK};
-  EXPECT_THAT(client_->QuantizedMatmul(cube)->output.shape, testing::ElementsAre(kN));
+  EXPECT_THAT(client_->QuantizedMatmul(cube)->output.shape, ::testing::ElementsAre(kN));
 }
 
 TEST_F(InferenceTest, EveryDTypeInAndOut) {

@@ -18,7 +18,7 @@ namespace {
 using client::MatmulCall;
 using client::Tensor;
 using Json = nlohmann::json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string Path(const std::string& name) { return DataPath("qserve_w4a8/" + name); }
 

@@ -22,7 +22,7 @@ namespace {
 using client::RingAnswer;
 using client::Tensor;
 using client::WeightName;
-using testing::AllOf, testing::HasSubstr;
+using ::testing::AllOf, ::testing::HasSubstr;
 
 constexpr int64_t kK = 256, kN = 512;
 

@@ -13,7 +13,7 @@ namespace awqd {
 namespace {
 
 using client::Tensor;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kK = 128, kN = 328, kGroup = 32;  // 328 cannot be divided evenly by three
 
@@ -75,7 +75,7 @@ TEST_P(SeveralDevicesE2eTest, ProductsHaveTheBitsOfOneDevice) {
       if (columns()) {
         EXPECT_EQ(device, "cpu:0,cpu:1,cpu:2");
       } else {
-        EXPECT_THAT(device, testing::AnyOf("cpu:0", "cpu:1", "cpu:2"));
+        EXPECT_THAT(device, ::testing::AnyOf("cpu:0", "cpu:1", "cpu:2"));
       }
     }
   }
@@ -141,7 +141,7 @@ TEST_P(SeveralDevicesE2eTest, ManyCallersWhileTheModelReloads) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shard, SeveralDevicesE2eTest, testing::Values("replicas", "columns"),
+INSTANTIATE_TEST_SUITE_P(Shard, SeveralDevicesE2eTest, ::testing::Values("replicas", "columns"),
                          [](const auto& info) { return info.param; });
 
 TEST(SeveralDevicesFlagsTest, AModelThatFitsOnlyCutIsServedCut) {

@@ -21,7 +21,7 @@ namespace {
 using client::SharedMemory;
 using client::Tensor;
 using client::WeightName;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kK = 256, kN = 4096;
 
@@ -116,7 +116,7 @@ TEST_F(SharedMemoryE2eTest, AClientThatCutsItsObjectHarmsNobody) {
       ++refused;
       EXPECT_TRUE(absl::IsInvalidArgument(got.status())) << got.status();
       EXPECT_THAT(std::string(got.status().message()), HasSubstr("a range that cannot be used"));
-      EXPECT_THAT(std::string(got.status().message()), testing::Not(HasSubstr(memory.name())));
+      EXPECT_THAT(std::string(got.status().message()), ::testing::Not(HasSubstr(memory.name())));
     }
     stop = true;
     cutter.join();

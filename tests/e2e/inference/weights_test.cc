@@ -21,7 +21,7 @@ TEST_F(InferenceTest, RangesOfADequantizedWeight) {
                                           .column_begin = 5,
                                           .column_end = 78});
   ASSERT_TRUE(whole.ok() && block.ok()) << block.status();
-  EXPECT_THAT(block->output.shape, testing::ElementsAre(128, 73));
+  EXPECT_THAT(block->output.shape, ::testing::ElementsAre(128, 73));
   for (int64_t row = 0; row < 128; ++row) {
     ASSERT_EQ(block->output.bytes.substr(row * 146, 146),
               whole->output.bytes.substr(((row + 3) * kN + 5) * 2, 146));
@@ -29,7 +29,7 @@ TEST_F(InferenceTest, RangesOfADequantizedWeight) {
   const auto bf16 = client_->Dequantize(
       {.weight = WeightName{kDemoModel, kQuery}, .output_dtype = v1::BF16, .row_begin = kK - 1});
   ASSERT_TRUE(bf16.ok()) << bf16.status();
-  EXPECT_THAT(bf16->output.shape, testing::ElementsAre(1, kN));
+  EXPECT_THAT(bf16->output.shape, ::testing::ElementsAre(1, kN));
 }
 
 TEST_F(InferenceTest, BigWeightThroughTheStreamOnly) {
@@ -60,7 +60,7 @@ TEST_F(InferenceTest, InlineWeight) {
   const SyntheticAwq weight = SyntheticAwq::Random(64, 24, 32, 3);
   const auto w = client_->Dequantize({.weight = weight.ToPacked()});
   ASSERT_TRUE(w.ok()) << w.status();
-  ASSERT_THAT(w->output.shape, testing::ElementsAre(64, 24));
+  ASSERT_THAT(w->output.shape, ::testing::ElementsAre(64, 24));
   const std::vector<float> x = Random(2 * 64, 5);
   const auto y = client_->QuantizedMatmul(
       {.weight = weight.ToPacked(), .activations = *Tensor::FromFloats(v1::FP32, {2, 64}, x)});

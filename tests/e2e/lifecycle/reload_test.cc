@@ -11,7 +11,7 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(LifecycleTest, ReloadsUnderLoadWithoutAFailedCall) {
   Start();

@@ -14,7 +14,7 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class StartTest : public LifecycleTest {
  protected:

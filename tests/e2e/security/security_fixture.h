@@ -29,7 +29,7 @@ struct Caller {
 // A connection of its own whose calls carry the caller's token.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address, const Caller& caller);
 
-class SecurityTest : public testing::Test {
+class SecurityTest : public ::testing::Test {
  protected:
   SecurityTest();
 

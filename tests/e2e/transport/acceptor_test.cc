@@ -11,7 +11,7 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class AcceptorE2eTest : public ServerTest {
  protected:

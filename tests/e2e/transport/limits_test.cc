@@ -15,8 +15,8 @@
 namespace awqd {
 namespace {
 
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kLimit = 1 << 20;
 
@@ -191,7 +191,7 @@ TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
   EXPECT_THAT(status.error_message(), HasSubstr("DequantizeStream"));
   const auto whole = client_->Dequantize({.weight = client::WeightName{"m", "layer"}});
   ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_THAT(whole->output.shape, testing::ElementsAre(384, 256));
+  EXPECT_THAT(whole->output.shape, ::testing::ElementsAre(384, 256));
   Stop();
 }
 

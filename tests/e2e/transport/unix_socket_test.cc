@@ -14,9 +14,9 @@
 namespace awqd {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class UnixSocketTest : public testing::Test {
+class UnixSocketTest : public ::testing::Test {
  protected:
   UnixSocketTest() {
     std::filesystem::create_directory(folder_ / "models");
@@ -54,7 +54,7 @@ TEST_F(UnixSocketTest, ServesOnASocketAndTakesItAway) {
   EXPECT_EQ(ModeOf(path_), 0660);
   const auto y = server->NewClient()->QuantizedMatmul(OneToken());
   ASSERT_TRUE(y.ok()) << y.status();
-  EXPECT_THAT(y->output.shape, testing::ElementsAre(1, 64));
+  EXPECT_THAT(y->output.shape, ::testing::ElementsAre(1, 64));
   for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
            {"status"}, {"healthcheck"}, {"matmul", "m", "layer", "--random", "2"}}) {
     for (const std::string& address : {"unix:" + path_, "unix://" + path_}) {

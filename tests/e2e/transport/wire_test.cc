@@ -15,7 +15,7 @@
 namespace awqd {
 namespace {
 
-class WireTest : public testing::Test {
+class WireTest : public ::testing::Test {
  protected:
   WireTest()
       : server_({"--model_repository", DemoRepository(), "--max_receive_message_bytes", "1MiB",
@@ -94,7 +94,7 @@ TEST_F(WireTest, TooManyPingsEndTheConnection) {
   // Last stream, ENHANCE_YOUR_CALM (11), and the reason.
   ASSERT_GE(goaway.size(), 8u);
   EXPECT_EQ(goaway.substr(4, 4), std::string("\0\0\0\x0b", 4));
-  EXPECT_THAT(goaway.substr(8), testing::HasSubstr("too_many_pings"));
+  EXPECT_THAT(goaway.substr(8), ::testing::HasSubstr("too_many_pings"));
 }
 
 TEST_F(WireTest, HeadersOfNoCallGetNoAnswer) {
@@ -218,7 +218,7 @@ TEST_F(WireTest, AnEndWithoutAMessageIsToldAsSuch) {
   socket.Send(Hello() + Frame(kHeaders, kEndHeaders | kEndStream, 1, CallHeaders()));
   bool closed = false;
   const std::string trailers = PayloadsOf(kHeaders, socket.Receive(1000, &closed));
-  EXPECT_THAT(trailers, testing::HasSubstr("request: got no message, expected one"));
+  EXPECT_THAT(trailers, ::testing::HasSubstr("request: got no message, expected one"));
 }
 
 TEST_F(WireTest, TheLongestTimeoutThatCanBeWrittenHasNotPassed) {
@@ -228,8 +228,8 @@ TEST_F(WireTest, TheLongestTimeoutThatCanBeWrittenHasNotPassed) {
               Frame(kData, kEndStream, 1, Message(0, "")));
   bool closed = false;
   const std::string trailers = PayloadsOf(kHeaders, socket.Receive(1000, &closed));
-  EXPECT_THAT(trailers, testing::HasSubstr("expected"));
-  EXPECT_THAT(trailers, testing::Not(testing::HasSubstr("deadline")));
+  EXPECT_THAT(trailers, ::testing::HasSubstr("expected"));
+  EXPECT_THAT(trailers, ::testing::Not(::testing::HasSubstr("deadline")));
 }
 
 }  // namespace

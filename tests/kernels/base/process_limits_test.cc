@@ -151,7 +151,7 @@ TEST(TryThreads, AsksForBuffersBesideThem) {
   EXPECT_TRUE(TryThreads(1, 1 << 20).ok());
   const absl::Status status = TryThreads(1, int64_t{1} << 60);
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("(ulimit -v)"));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("(ulimit -v)"));
 }
 
 TEST(TryThreads, SaysWhichLimitsForbidThem) {

@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr char kFp8[] = "{\"format\": \"float8_e4m3fn\"}";
+constexpr char kFp8Settings[] = "{\"format\": \"float8_e4m3fn\"}";
 
 TestTensor Text(absl::string_view text) {
   return {"U8", {static_cast<int64_t>(text.size())}, std::string(text)};
@@ -33,7 +33,7 @@ TestTensors Fp8Linear(const std::string& path, const std::string& scale = "weigh
   return {{path + ".weight", {"F8_E4M3", {2, 4}, std::string(8, '\x38')}},
           {path + "." + scale, {"F32", {}, std::string("\0\0\x80\x3f", 4)}}};
 }
-TestTensors MarkedLinear(const std::string& path, absl::string_view marker = kFp8) {
+TestTensors MarkedLinear(const std::string& path, absl::string_view marker = kFp8Settings) {
   return Merge(Fp8Linear(path), {{path + ".comfy_quant", Text(marker)}});
 }
 
@@ -111,16 +111,18 @@ TEST_F(ComfyFileTest, EveryTensorIsAccountedFor) {
 TEST_F(ComfyFileTest, MetadataNamesLayersWithoutTheirPrefix) {
   TestTensors tensors = Merge(Fp8Linear("model.diffusion_model.x"), Fp8Linear("y"));
   directory_.Write("m.safetensors",
-                   WithMetadata(tensors, absl::StrCat("{\"layers\":{\"x\":", kFp8, ",\"y\":", kFp8,
-                                                      ",\"gone\":", kFp8, "}}")));
+                   WithMetadata(tensors, absl::StrCat("{\"layers\":{\"x\":", kFp8Settings,
+                                                      ",\"y\":", kFp8Settings,
+                                                      ",\"gone\":", kFp8Settings, "}}")));
   EXPECT_THAT(Linears(), ElementsAre("model.diffusion_model.x", "y"));
   EXPECT_EQ(Open()->note(),
             "_quantization_metadata names 1 layers that have no weight, such as \"gone\"");
 }
 
 TEST_F(ComfyFileTest, MetadataCountBeforeTensors) {
-  directory_.Write("m.safetensors", WithMetadata(MarkedLinear("x", "{\"format\":\"mxfp8\"}"),
-                                                 absl::StrCat("{\"layers\":{\"x\":", kFp8, "}}")));
+  directory_.Write("m.safetensors",
+                   WithMetadata(MarkedLinear("x", "{\"format\":\"mxfp8\"}"),
+                                absl::StrCat("{\"layers\":{\"x\":", kFp8Settings, "}}")));
   const auto checkpoint = Open();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   std::vector<uint8_t> scratch;

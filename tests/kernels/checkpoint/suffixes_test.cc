@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-constexpr absl::string_view kMxfp4 = R"({"quantization_config": {"quant_method": "mxfp4"}})";
+constexpr absl::string_view kMxfp4Config = R"({"quantization_config": {"quant_method": "mxfp4"}})";
 constexpr absl::string_view kFourBits =
     R"({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}})";
 
@@ -85,7 +85,7 @@ TEST_F(SuffixesTest, CodesStoredAsAnotherType) {
 }
 
 TEST_F(SuffixesTest, AfterAnotherSeparatorAndOfAllExperts) {
-  const auto checkpoint = Open(Experts(), kMxfp4);
+  const auto checkpoint = Open(Experts(), kMxfp4Config);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(checkpoint->ignored_tensors(), 3);
   std::vector<std::string> paths;
@@ -109,20 +109,21 @@ TEST_F(SuffixesTest, WhatIsMissingOfExperts) {
   const std::string path = "model.layers.0.mlp.experts.gate_up_proj";
   TestTensors tensors = Experts();
   tensors.erase(path + "_scales");
-  ExpectRefused(tensors, kMxfp4,
+  ExpectRefused(tensors, kMxfp4Config,
                 absl::StrCat("weight \"", path, "\": tensor \"scales\" is missing"));
   tensors = Experts();
   tensors.erase(path + "_blocks");
-  ExpectRefused(tensors, kMxfp4,
+  ExpectRefused(tensors, kMxfp4Config,
                 absl::StrCat("weight \"", path, "\": tensor \"blocks\" is missing"));
   tensors = Experts();
   tensors[path + "_scales"].shape = {1, 4, 1};
-  ExpectRefused(tensors, kMxfp4, "\"scales\": shape: got [1, 4, 1] of U8, expected 2 experts");
+  ExpectRefused(tensors, kMxfp4Config,
+                "\"scales\": shape: got [1, 4, 1] of U8, expected 2 experts");
   tensors = Experts();
   tensors[path + "_blocks"].shape = {4, 1, 16};  // the dimensions of one linear
   tensors[path + "_scales"].shape = {4, 1};
   tensors[path + "_bias"].shape = {4};
-  const auto one = Open(tensors, kMxfp4);
+  const auto one = Open(tensors, kMxfp4Config);
   ASSERT_TRUE(one.ok()) << one.status();
   EXPECT_EQ(one->linears().at(0).path, path);
 }

@@ -23,7 +23,7 @@ constexpr size_t kPipeBytes = 4096;
 constexpr size_t kRoom = 1000;
 
 // Writers are never destroyed, and neither are their pipes here: each test has one of both.
-class LineWriterTest : public testing::Test {
+class LineWriterTest : public ::testing::Test {
  protected:
   LineWriterTest() {
     EXPECT_EQ(pipe(ends_), 0);

@@ -14,9 +14,6 @@
 namespace awqd::repository {
 namespace {
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
-
 TEST_F(ModelStoreTest, CancelledLoadsAreUnavailable) {
   const auto first = store_->Load("m");
   ASSERT_TRUE(first.ok());

@@ -25,8 +25,6 @@ using ::awqd::testing::SafetensorsOf;
 using ::awqd::testing::TestTensors;
 using ::testing::HasSubstr;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
   directory_.Write("m/config.json", "{}");
   EXPECT_EQ(store_->Load("m").status().code(), kInvalid);

@@ -6,11 +6,15 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "kernels/kernels.h"
 #include "server/repository/model_store.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::repository {
+
+inline constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+inline constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
 
 class ModelStoreTest : public ::testing::Test {
  protected:

@@ -20,9 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
-
 TEST_F(ModelStoreTest, LoadFindUnload) {
   EXPECT_EQ(store_->Find("m").status().code(), kNotFound);
   EXPECT_EQ(StatusOf("m").state, ModelState::kUnloaded);

@@ -20,8 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Key;
 
-constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
-
 // "m" has a weight that is not an expert, "l.experts.*.up" of 12 experts, "l.experts.*.down"
 // without expert 1, and "l.experts.*.gate", where expert 1 has another shape.
 class StackedStoreTest : public ModelStoreTest {

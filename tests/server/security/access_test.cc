@@ -35,7 +35,7 @@ std::string Line(const std::string& name, const std::string& roles, const std::s
 constexpr Need kNeeds[] = {Need::kInfer, Need::kRead,         Need::kMetrics,  Need::kAttach,
                            Need::kAdmin, Need::kModelControl, Need::kIdentity, Need::kHealth};
 
-class AccessTest : public testing::Test {
+class AccessTest : public ::testing::Test {
  protected:
   AccessTest() {
     options_.tokens = testing::TempDir() + "/awqd_access_" + std::to_string(getpid());

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class TlsFilesTest : public testing::Test {
+class TlsFilesTest : public ::testing::Test {
  protected:
   TlsFilesTest() {
     options_.tls_cert = "/c/cert.pem";
@@ -30,7 +30,7 @@ class TlsFilesTest : public testing::Test {
 };
 
 TEST_F(TlsFilesTest, TakesWhatFits) {
-  EXPECT_THAT(TlsPaths(options_), testing::ElementsAre("/c/cert.pem", "/c/key.pem"));
+  EXPECT_THAT(TlsPaths(options_), ::testing::ElementsAre("/c/cert.pem", "/c/key.pem"));
   const auto files = CheckTls(options_, {server_.certificate, server_.key});
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ(files->certificates, server_.certificate);

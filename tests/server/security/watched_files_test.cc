@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kSoon = std::chrono::milliseconds(5);
 
-class WatchedFilesTest : public testing::Test {
+class WatchedFilesTest : public ::testing::Test {
  protected:
   WatchedFilesTest() { std::filesystem::create_directories(folder_); }
   ~WatchedFilesTest() override { std::filesystem::remove_all(folder_); }

@@ -57,9 +57,9 @@ class EveryMethodTest : public RpcTest {
 
 TEST_F(EveryMethodTest, PassesTheDoorOnceWithItsNameAndOutcome) {
   const std::set<std::string> methods = MethodsByReflection(channel_);
-  EXPECT_THAT(methods, testing::IsSupersetOf({kCheck, kWatch, "awqd.v1.ServerInfo/GetServerInfo",
-                                              "awqd.v1.QuantizedInference/QuantizedMatmulStream",
-                                              kReflection + 1, kReflectionAlpha + 1}));
+  EXPECT_THAT(methods, ::testing::IsSupersetOf({kCheck, kWatch, "awqd.v1.ServerInfo/GetServerInfo",
+                                                "awqd.v1.QuantizedInference/QuantizedMatmulStream",
+                                                kReflection + 1, kReflectionAlpha + 1}));
   for (const std::string& method : methods) CallIsCounted(method, method);
 }
 

@@ -67,14 +67,14 @@ TEST_F(HealthTest, NamesOfServicesAreShort) {
     request.set_service(std::string(bytes, 'x'));
     const grpc::Status checked = Check(request.service(), &response);
     EXPECT_EQ(checked.error_code(), code);
-    EXPECT_THAT(checked.error_message(), testing::HasSubstr(message));
+    EXPECT_THAT(checked.error_message(), ::testing::HasSubstr(message));
     grpc::ClientContext context;
     Deadline(&context);
     const auto reader = health_->Watch(&context, request);
     EXPECT_FALSE(reader->Read(&response));
     const grpc::Status watched = reader->Finish();
     EXPECT_EQ(watched.error_code(), code);
-    EXPECT_THAT(watched.error_message(), testing::HasSubstr(message));
+    EXPECT_THAT(watched.error_message(), ::testing::HasSubstr(message));
   }
 }
 

@@ -11,11 +11,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kLimit = 400 << 10;
+constexpr int64_t kMostInFlight = 400 << 10;
 
 class InFlightTest : public RpcTest {
  protected:
-  void Configure(Options* options) override { options->in_flight_bytes = kLimit; }
+  void Configure(Options* options) override { options->in_flight_bytes = kMostInFlight; }
 
   bool NothingInFlight() {
     return Eventually([&] { return server_->in_flight_bytes() == 0; });
@@ -48,7 +48,7 @@ TEST_F(InFlightTest, RefusesWhatWouldPassTheLimitAndGoesOnAfterwards) {
   const auto first = Hold(OfKiB(250));
   const int64_t held = server_->in_flight_bytes();
   EXPECT_GE(held, (250 << 10) + 1000 * 16 * 2) << "the request, and the answer that it will have";
-  EXPECT_LT(held, kLimit);
+  EXPECT_LT(held, kMostInFlight);
   v1::QuantizedMatmulResponse response;
   const grpc::Status refused = Matmul(OfKiB(250), &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);

@@ -77,7 +77,7 @@ TEST_F(InferenceTest, EngineErrorsKeepTheirCode) {
   const grpc::Status status = Matmul(GoodMatmul(), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_THAT(status.error_message(), HasSubstr("error id"));
-  EXPECT_THAT(status.error_message(), testing::Not(HasSubstr("0x1234")));
+  EXPECT_THAT(status.error_message(), ::testing::Not(HasSubstr("0x1234")));
 }
 
 TEST_F(InferenceTest, CancelWithdrawsTheTaskAndTheCallEndsOnce) {

@@ -50,7 +50,7 @@ TEST_F(LimitsTest, AMessageThatIsTooLongLeavesItsStreamOpen) {
   v1::QuantizedMatmulResponse response;
   ASSERT_TRUE(stream->Write(large) && stream->Read(&response));
   EXPECT_EQ(response.error().code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(response.error().message(), testing::HasSubstr("max_receive_message_bytes"));
+  EXPECT_THAT(response.error().message(), ::testing::HasSubstr("max_receive_message_bytes"));
   EXPECT_EQ(response.error().details_size(), 1);
   EXPECT_EQ(response.request_id(), "large");
   ASSERT_TRUE(stream->Write(GoodMatmul()) && stream->Read(&response));
@@ -81,7 +81,7 @@ TEST_F(LimitsTest, AShapeOfManyDimensionsIsRefusedBeforeItIsParsed) {
       RawCall(channel_, "/awqd.v1.QuantizedInference/QuantizedMatmul", payload);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(),
-              testing::HasSubstr("activations.shape: got 600000 bytes of values"));
+              ::testing::HasSubstr("activations.shape: got 600000 bytes of values"));
 }
 
 TEST_F(LimitsTest, CompressedRequestsAreRefused) {
@@ -91,7 +91,7 @@ TEST_F(LimitsTest, CompressedRequestsAreRefused) {
     v1::QuantizedMatmulResponse response;
     const grpc::Status status = stub_->QuantizedMatmul(&context, GoodMatmul(), &response);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-    EXPECT_THAT(status.error_message(), testing::HasSubstr("disabled"));
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr("disabled"));
   }
 }
 
@@ -117,7 +117,7 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
     for (const char* payload : {"\x0a\xff", "\x7b\x7c"}) {
       const grpc::Status status = RawCall(channel_, method, payload);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
-      EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
+      EXPECT_THAT(status.error_message(), ::testing::HasSubstr("do not parse"));
     }
   }
   const std::string method = "/awqd.v1.QuantizedInference/QuantizedMatmul";
@@ -128,12 +128,12 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
         std::string("\x42\x02\xc3\x28")}) {
     const grpc::Status status = RawCall(channel_, method, payload);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr("do not parse"));
   }
   for (const auto& [small, message] : kSmall) {
     const grpc::Status status = RawCall(channel_, small, "\x0a\xff");
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << small;
-    EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr(message));
   }
   // To Protocol Buffers a known field with the wrong wire type is an unknown field, so the request
   // is empty.
@@ -150,8 +150,8 @@ TEST_F(LimitsTest, SmallMessagesAreSmall) {
         RawCall(channel_, method, std::string("\x7a\xfd\xff\x03") + std::string(65533, 'x'));
     EXPECT_EQ(over.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << method;
     EXPECT_THAT(over.error_message(),
-                testing::HasSubstr("request: got 65537 bytes, expected at most 65536"));
-    EXPECT_THAT(over.error_message(), testing::HasSubstr(message));
+                ::testing::HasSubstr("request: got 65537 bytes, expected at most 65536"));
+    EXPECT_THAT(over.error_message(), ::testing::HasSubstr(message));
   }
   // A call that ends by itself, in contrast to Watch.
   EXPECT_TRUE(
@@ -164,7 +164,7 @@ TEST_F(LimitsTest, TwoServersNeverShareAPort) {
   options.transport.addresses = {server_->address()};
   const absl::Status status = RpcServer::Start(options, &engine_, models_.get()).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(server_->address()));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(server_->address()));
 }
 
 // While it exists, no thread can be created, because a stack would have to fill the address space.

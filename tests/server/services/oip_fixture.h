@@ -54,7 +54,7 @@ class OipTest : public RpcTest {
     inference::ModelInferResponse response;
     const grpc::Status status = Infer(request, &response);
     EXPECT_EQ(status.error_code(), code) << message;
-    EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr(message));
   }
 
   std::unique_ptr<Stub> oip_;

@@ -9,11 +9,11 @@ namespace {
 
 using grpc::reflection::v1::ServerReflectionRequest;
 using grpc::reflection::v1::ServerReflectionResponse;
-using testing::Contains;
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::UnorderedElementsAre;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 class ReflectionTest : public RpcTest {
  protected:
@@ -250,7 +250,7 @@ TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
   for (const char* method : {kReflection, kReflectionAlpha}) {
     EXPECT_EQ(RawCall(channel_, method, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
   }
-  EXPECT_THAT(server_->admission()->Services(), Each(testing::Not(HasSubstr("reflection"))));
+  EXPECT_THAT(server_->admission()->Services(), Each(::testing::Not(HasSubstr("reflection"))));
 }
 
 }  // namespace

@@ -398,31 +398,31 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   EXPECT_GT(info.devices(0).weights_bytes(), 0);
   EXPECT_EQ(info.limits().max_receive_bytes(), kMessageLimit);
   EXPECT_EQ(info.limits().token_threshold(), 256);
-  EXPECT_THAT(info.formats(), testing::IsSupersetOf({"awq", "plain", "fastertransformer"}));
+  EXPECT_THAT(info.formats(), ::testing::IsSupersetOf({"awq", "plain", "fastertransformer"}));
   bool reference = false;
   int integers = 0, quantized = 0;
   for (const v1::KernelInfo& kernel : info.kernels()) {
     EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
     const bool fp8 = kernel.operation().ends_with("_fp8");
     const bool vectors = kernel.bits().empty() && !fp8;
-    EXPECT_THAT(kernel.zeros(), testing::Contains(vectors || fp8 ? "constant" : "stored"))
+    EXPECT_THAT(kernel.zeros(), ::testing::Contains(vectors || fp8 ? "constant" : "stored"))
         << kernel.name();
     if (kernel.name() == "cpu/qmatmul_a8_scaled") {
-      EXPECT_THAT(kernel.zeros(), testing::Contains("offset"));
+      EXPECT_THAT(kernel.zeros(), ::testing::Contains("offset"));
     }
     if (kernel.operation() == "matmul_a8") {
       ++quantized;
-      EXPECT_THAT(kernel.activations(), testing::ElementsAre("FP16", "BF16", "FP32", "INT8"));
-      EXPECT_THAT(kernel.outputs(), testing::ElementsAre("FP16", "BF16", "FP32"));
-    } else if (testing::Value(kernel.activations(), testing::Contains("INT8"))) {
+      EXPECT_THAT(kernel.activations(), ::testing::ElementsAre("FP16", "BF16", "FP32", "INT8"));
+      EXPECT_THAT(kernel.outputs(), ::testing::ElementsAre("FP16", "BF16", "FP32"));
+    } else if (testing::Value(kernel.activations(), ::testing::Contains("INT8"))) {
       ++integers;
-      EXPECT_THAT(kernel.scales(), testing::IsEmpty()) << kernel.name();
-      EXPECT_THAT(kernel.outputs(), testing::ElementsAre("INT32")) << kernel.name();
+      EXPECT_THAT(kernel.scales(), ::testing::IsEmpty()) << kernel.name();
+      EXPECT_THAT(kernel.outputs(), ::testing::ElementsAre("INT32")) << kernel.name();
     } else if (vectors) {
-      EXPECT_THAT(kernel.scales(), testing::IsEmpty()) << kernel.name();
+      EXPECT_THAT(kernel.scales(), ::testing::IsEmpty()) << kernel.name();
       EXPECT_EQ(kernel.available(), kernel.name().starts_with("cpu/")) << kernel.reason();
     } else {
-      EXPECT_THAT(kernel.scales(), testing::Contains("FP16")) << kernel.name();
+      EXPECT_THAT(kernel.scales(), ::testing::Contains("FP16")) << kernel.name();
     }
     if (kernel.needs() == "cpu") reference |= kernel.available();
   }

@@ -57,14 +57,14 @@ inline void WriteTinyModel(const std::filesystem::path& dir,
   file << header << std::string(offset, '\0');
 }
 
-class RpcTest : public testing::Test {
+class RpcTest : public ::testing::Test {
  protected:
   static constexpr int64_t kMessageLimit = 1 << 20;
 
   void SetUp() override {
     root_ = std::filesystem::path(testing::TempDir()) /
             ("awqd_rpc_" + std::to_string(::getpid()) + "_" +
-             testing::UnitTest::GetInstance()->current_test_info()->name());
+             ::testing::UnitTest::GetInstance()->current_test_info()->name());
     WriteTinyModel(root_ / "tiny");
     models_ = std::make_unique<repository::ModelStore>(root_.string(), engine_.mutable_device());
     ASSERT_TRUE(models_->Load("tiny").ok());

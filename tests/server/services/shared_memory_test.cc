@@ -33,7 +33,7 @@ constexpr absl::string_view kNotThere =
     "the object does not exist, or the server's user ";  // may not open it
 constexpr absl::string_view kNotRegular = "it is not a regular file";
 
-class SharedMemoryTest : public testing::Test {
+class SharedMemoryTest : public ::testing::Test {
  protected:
   SharedMemoryTest() : memory_(*SharedMemory::Create({.prefixes = {prefix_}, .max_open = 3})) {}
 
@@ -284,7 +284,7 @@ TEST_F(SharedMemoryTest, BoundsWhatIsOpenAndGivesItBack) {
   EXPECT_EQ(OpenFiles(), files);
 }
 
-class WriteTest : public SharedMemoryTest, public testing::WithParamInterface<int64_t> {};
+class WriteTest : public SharedMemoryTest, public ::testing::WithParamInterface<int64_t> {};
 
 TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
   const std::string bytes(static_cast<size_t>(GetParam()), 'r');
@@ -314,7 +314,7 @@ TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
   EXPECT_EQ(object_.Get(0, 1), "r");
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, WriteTest, testing::Values(1, 4096, (1 << 20) - 1, 5 << 20));
+INSTANTIATE_TEST_SUITE_P(Sizes, WriteTest, ::testing::Values(1, 4096, (1 << 20) - 1, 5 << 20));
 
 }  // namespace
 }  // namespace awqd::services

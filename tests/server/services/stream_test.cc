@@ -67,7 +67,7 @@ TEST_F(StreamTest, AFailedRequestLeavesTheStreamOpen) {
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.request_id(), "bad");
   EXPECT_EQ(response.error().code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
-  EXPECT_THAT(response.error().message(), testing::HasSubstr("activations"));
+  EXPECT_THAT(response.error().message(), ::testing::HasSubstr("activations"));
   stream->Write({});
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.error().code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));

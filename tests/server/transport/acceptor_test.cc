@@ -34,9 +34,9 @@ void ConnectTo(int port, const UniqueFd& socket) {
   EXPECT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
 }
 
-class Client {
+class Peer {
  public:
-  explicit Client(int port, uint32_t from = INADDR_LOOPBACK)
+  explicit Peer(int port, uint32_t from = INADDR_LOOPBACK)
       : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
@@ -67,7 +67,7 @@ class Client {
   UniqueFd fd_;
 };
 
-class AcceptorTest : public testing::Test {
+class AcceptorTest : public ::testing::Test {
  protected:
   void Start(const Acceptor::Limits& limits, bool tls = false) {
     absl::StatusOr<ListenSockets> listening = ListenOnPort("127.0.0.1:0", absl::Seconds(20));
@@ -106,12 +106,12 @@ class AcceptorTest : public testing::Test {
 
 TEST_F(AcceptorTest, HandsOverOnceTheSettingsAreThere) {
   Start({});
-  const Client whole(port_), slow(port_), silent(port_);
+  const Peer whole(port_), slow(port_), silent(port_);
   whole.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string hello = kPreface + kSettings;
   for (size_t i = 0; i + 1 < hello.size(); ++i) slow.Send(hello.substr(i, 1));
-  const Client after(port_);
+  const Peer after(port_);
   after.Send(hello);
   ASSERT_TRUE(Eventually([&] { return taken() == 2; })) << "the one after it";
   EXPECT_EQ(acceptor_->counts().handed_over, 2);
@@ -126,7 +126,7 @@ TEST_F(AcceptorTest, HandsOverOnceTheSettingsAreThere) {
 
 TEST_F(AcceptorTest, HandsOverWhatIsNoHttp2) {
   Start({});
-  const Client tls(port_), http1(port_), other_frame(port_), long_frame(port_);
+  const Peer tls(port_), http1(port_), other_frame(port_), long_frame(port_);
   tls.Send("\x16");
   http1.Send("GET");
   other_frame.Send(kPreface + std::string("\0\0\6\1\0\0\0\0\0", 9));
@@ -136,7 +136,7 @@ TEST_F(AcceptorTest, HandsOverWhatIsNoHttp2) {
 
 TEST_F(AcceptorTest, CountsTlsOnAPortThatSpeaksPlaintext) {
   Start({});
-  const Client tls(port_), http2(port_);
+  const Peer tls(port_), http2(port_);
   tls.Send("\x16\x03\x01");
   http2.Send(kPreface + kSettings);
   EXPECT_TRUE(Eventually([&] { return taken() == 2; })) << "gRPC's answer tells what it is";
@@ -146,12 +146,12 @@ TEST_F(AcceptorTest, CountsTlsOnAPortThatSpeaksPlaintext) {
 
 TEST_F(AcceptorTest, ClosesPlaintextOnAPortThatSpeaksTls) {
   Start({}, /*tls=*/true);
-  const Client tls(port_), http2(port_), http1(port_);
+  const Peer tls(port_), http2(port_), http1(port_);
   tls.Send("\x16\x03\x01");
   http2.Send(kPreface + kSettings);
   http1.Send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_TRUE(http2.IsClosed());
-  EXPECT_THAT(http1.Receive(), testing::EndsWith("\r\n\r\nThis port speaks TLS.\n"));
+  EXPECT_THAT(http1.Receive(), ::testing::EndsWith("\r\n\r\nThis port speaks TLS.\n"));
   EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
   EXPECT_EQ(acceptor_->counts().plaintext, 2);
   EXPECT_EQ(acceptor_->counts().tls, 0);
@@ -161,7 +161,7 @@ TEST_F(AcceptorTest, ClosesPlaintextOnAPortThatSpeaksTls) {
 TEST_F(AcceptorTest, ClosesThoseThatSayNothingInTime) {
   Start({.handshake_timeout = absl::Milliseconds(100)});
   const absl::Time begin = absl::Now();
-  const Client silent(port_), half(port_), fine(port_);
+  const Peer silent(port_), half(port_), fine(port_);
   half.Send(kPreface + kSettings.substr(0, 12));
   fine.Send(kPreface + kSettings);
   EXPECT_TRUE(silent.IsClosed());
@@ -174,7 +174,7 @@ TEST_F(AcceptorTest, ClosesThoseThatSayNothingInTime) {
 
 TEST_F(AcceptorTest, ForgetsThoseThatGoAwaySilently) {
   Start({});
-  Client gone(port_), half(port_);
+  Peer gone(port_), half(port_);
   half.Send(kPreface);
   ASSERT_TRUE(Eventually([&] { return acceptor_->open()->Count() == 2; }));
   gone.Close();
@@ -185,19 +185,19 @@ TEST_F(AcceptorTest, ForgetsThoseThatGoAwaySilently) {
 
 TEST_F(AcceptorTest, BoundsConnectionsInAllAndOfEachPeer) {
   Start({.max_connections = 3, .max_connections_per_peer = 2});
-  const Client first(port_), second(port_);
-  const Client one_more(port_);
+  const Peer first(port_), second(port_);
+  const Peer one_more(port_);
   EXPECT_TRUE(one_more.IsClosed());
   EXPECT_TRUE(Eventually([&] { return acceptor_->counts().too_many_of_origin == 1; }));
-  const Client elsewhere(port_, INADDR_LOOPBACK + 1);
+  const Peer elsewhere(port_, INADDR_LOOPBACK + 1);
   elsewhere.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; })) << "another peer is let in";
-  const Client third(port_, INADDR_LOOPBACK + 2);
+  const Peer third(port_, INADDR_LOOPBACK + 2);
   EXPECT_TRUE(third.IsClosed());
   EXPECT_TRUE(Eventually([&] { return acceptor_->counts().too_many == 1; }));
   CloseTaken();
   EXPECT_TRUE(Eventually([&] {
-    const Client again(port_, INADDR_LOOPBACK + 2);
+    const Peer again(port_, INADDR_LOOPBACK + 2);
     again.Send(kPreface + kSettings);
     return Eventually([&] { return taken() == 1 || again.IsClosed(0); }) && taken() == 1;
   })) << "there is room once gRPC has closed one";
@@ -229,7 +229,7 @@ TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
     EXPECT_EQ(acceptor_->open()->Count(), 0);
   }
   EXPECT_TRUE(Eventually([&] { return acceptor_->open()->Count() == 4; }));
-  const Client after(port_);
+  const Peer after(port_);
   after.Send(kPreface + kSettings);
   EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
 }
@@ -258,7 +258,7 @@ TEST_F(AcceptorTest, ClosesConnectionsForWantOfADescriptor) {
 
 TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
   Start({});
-  const Client silent(port_), fine(port_);
+  const Peer silent(port_), fine(port_);
   fine.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1 && acceptor_->open()->Count() == 2; }));
   acceptor_->Stop();
@@ -270,7 +270,7 @@ TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
 
 TEST_F(AcceptorTest, CutsOnePeer) {
   Start({});
-  const Client one(port_), other(port_);
+  const Peer one(port_), other(port_);
   one.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
@@ -300,8 +300,8 @@ class AcceptorCrowdTest : public AcceptorTest {
  protected:
   void Start() { AcceptorTest::Start({.few_calls = 8, .calls_per_peer = 100}); }
   // Hands over a connection with `bytes` after its settings.
-  Client Fresh(const std::string& bytes, uint32_t from = INADDR_LOOPBACK) {
-    Client client(port_, from);
+  Peer Fresh(const std::string& bytes, uint32_t from = INADDR_LOOPBACK) {
+    Peer client(port_, from);
     const size_t before = taken();
     client.Send(kPreface + kSettings + bytes);
     EXPECT_TRUE(Eventually([&] { return taken() == before + 1; }));
@@ -318,8 +318,8 @@ class AcceptorCrowdTest : public AcceptorTest {
 
 TEST_F(AcceptorCrowdTest, ConnectionsWhereManyCallsWaitAreReset) {
   Start();
-  const Client calm = Fresh(CallsFrames(8)), other = Fresh(CallsFrames(50), INADDR_LOOPBACK + 1);
-  const Client crowded = Fresh(CallsFrames(100)), more = Fresh(CallsFrames(60));
+  const Peer calm = Fresh(CallsFrames(8)), other = Fresh(CallsFrames(50), INADDR_LOOPBACK + 1);
+  const Peer crowded = Fresh(CallsFrames(100)), more = Fresh(CallsFrames(60));
   EXPECT_GT(UnreadOfTaken(), 0);
   acceptor_->CheckForCrowd("ipv4:127.0.0.1");
   EXPECT_TRUE(crowded.IsClosed());
@@ -328,21 +328,21 @@ TEST_F(AcceptorCrowdTest, ConnectionsWhereManyCallsWaitAreReset) {
   EXPECT_FALSE(calm.IsClosed(0)) << "it has only a few";
   EXPECT_FALSE(other.IsClosed(0)) << "it is another peer";
   EXPECT_TRUE(Eventually([&] { return acceptor_->counts().crowded == 2; }));
-  const Client again(port_);
+  const Peer again(port_);
   EXPECT_TRUE(again.IsClosed()) << "for a second its peer gets no new one";
   EXPECT_TRUE(Eventually([&] { return acceptor_->counts().penalized == 1; }));
-  const Client elsewhere = Fresh("", INADDR_LOOPBACK + 1);
+  const Peer elsewhere = Fresh("", INADDR_LOOPBACK + 1);
 }
 
 TEST_F(AcceptorCrowdTest, APeerThatCrowdsAgainWaitsLonger) {
   Start();
   for (const absl::Duration penalty : {absl::Seconds(1), absl::Seconds(2)}) {
-    const Client crowded = Fresh(CallsFrames(120));
+    const Peer crowded = Fresh(CallsFrames(120));
     const absl::Time begin = absl::Now();
     acceptor_->CheckForCrowd("ipv4:127.0.0.1");
     EXPECT_TRUE(crowded.IsClosed());
     EXPECT_TRUE(Eventually([&] {
-      const Client later(port_);
+      const Peer later(port_);
       return !later.IsClosed(20);
     }));
     EXPECT_GE(absl::Now() - begin, penalty);
@@ -351,14 +351,14 @@ TEST_F(AcceptorCrowdTest, APeerThatCrowdsAgainWaitsLonger) {
 
 TEST_F(AcceptorCrowdTest, NobodyIsResetWhoHasWhatAPeerMayHave) {
   Start();
-  const Client one = Fresh(CallsFrames(60)), other = Fresh(CallsFrames(50));
+  const Peer one = Fresh(CallsFrames(60)), other = Fresh(CallsFrames(50));
   const std::string upload = Frame(1, 4, 1, std::string(60, '\x10')) +
                              std::string{0, 64, 0, 0, 0, 0, 0, 0, 1} + std::string(16384, '\1');
-  const Client uploads = Fresh(upload + std::string(40'000, '\1'));
+  const Peer uploads = Fresh(upload + std::string(40'000, '\1'));
   acceptor_->CheckForCrowd("ipv4:127.0.0.1");
   acceptor_->CheckForCrowd("ipv4:127.0.0.2");
   acceptor_->CheckForCrowd("unix");
-  const Client after = Fresh("");  // the thread has looked by now
+  const Peer after = Fresh("");  // the thread has looked by now
   EXPECT_EQ(acceptor_->counts().crowded, 0);
   EXPECT_FALSE(one.IsClosed(0));
   EXPECT_FALSE(other.IsClosed(0));
@@ -369,7 +369,7 @@ TEST_F(AcceptorCrowdTest, NobodyIsResetWhoHasWhatAPeerMayHave) {
 TEST_F(AcceptorCrowdTest, CallsAreSeenFromTheMiddleOfAFrameOn) {
   Start();
   const std::string frames = CallsFrames(201).substr(7);
-  const Client crowded = Fresh(frames);
+  const Peer crowded = Fresh(frames);
   char read[64];
   {
     MutexLock lock(&mu_);
@@ -396,7 +396,7 @@ TEST(PeerSocket, ASocketFileIsResetAsWell) {
 
 TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   Start({});
-  const Client client(port_);
+  const Peer client(port_);
   client.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
@@ -458,7 +458,7 @@ TEST(ListenSocket, SaysWhyAnAddressCannotBeListenedOn) {
   EXPECT_EQ(ListenOnPort("192.0.2.1:0", absl::Seconds(20)).status().message(),
             "Cannot assign requested address");
   EXPECT_THAT(std::string(ListenOnPort("::1:0", absl::Seconds(20)).status().message()),
-              testing::HasSubstr("brackets"));
+              ::testing::HasSubstr("brackets"));
   EXPECT_FALSE(ListenOnPort("no.such.host.invalid:0", absl::Seconds(20)).ok());
   EXPECT_FALSE(ListenOnPath("/nonexistent/a.sock", 0600).ok());
 }
@@ -466,7 +466,7 @@ TEST(ListenSocket, SaysWhyAnAddressCannotBeListenedOn) {
 TEST(ListenSocket, EveryInterfaceMeansBothFamilies) {
   const auto any = ListenOnPort("0.0.0.0:0", absl::Seconds(20));
   ASSERT_TRUE(any.ok()) << any.status();
-  const Client over_ipv4(any->port);
+  const Peer over_ipv4(any->port);
   const auto loopback = ListenOnPort("[::1]:0", absl::Seconds(20));
   if (!loopback.ok()) GTEST_SKIP() << "no IPv6 here: " << loopback.status();
   const int fd = socket(AF_INET6, SOCK_STREAM, 0);

@@ -11,7 +11,7 @@
 namespace awqd::transport {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // SHA-256 of "abc".
 constexpr char kLine[] =
@@ -44,7 +44,7 @@ class AccessTest : public LoopTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, AccessTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, AccessTest, ::testing::Values(1, 4));
 
 TEST_P(AccessTest, AHandlerMeetsThoseAloneThatMayCall) {
   std::atomic<int> handled{0};
@@ -58,7 +58,7 @@ TEST_P(AccessTest, AHandlerMeetsThoseAloneThatMayCall) {
   const grpc::Status wrong = CallWith("Bearer hunter2");
   EXPECT_EQ(wrong.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_THAT(wrong.error_message(), HasSubstr(kUnary));
-  EXPECT_THAT(wrong.error_message(), testing::Not(HasSubstr("hunter2")));
+  EXPECT_THAT(wrong.error_message(), ::testing::Not(HasSubstr("hunter2")));
   EXPECT_EQ(CallWith("").error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(handled, 1);
   EXPECT_EQ(Counted(grpc::StatusCode::OK), 1);

@@ -7,7 +7,7 @@
 namespace awqd::transport {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Calls that end when the test ends them.
 class CrowdTest : public LoopTest {
@@ -76,7 +76,7 @@ class CrowdTest : public LoopTest {
   std::vector<std::thread> callers_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, CrowdTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, CrowdTest, ::testing::Values(1, 4));
 
 TEST_P(CrowdTest, CallsPastTheMostOfAConnectionAreRefused) {
   Start();
@@ -100,7 +100,7 @@ TEST_P(CrowdTest, WhoHeedsNoRefusalIsCutOnce) {
   for (int refused = 1; refused < 4 * kMost; ++refused) EXPECT_FALSE(Call().ok());
   EXPECT_TRUE(cut_.empty());
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(Call().ok());
-  EXPECT_THAT(cut_, testing::ElementsAre(HasSubstr("127.0.0.1:")));
+  EXPECT_THAT(cut_, ::testing::ElementsAre(HasSubstr("127.0.0.1:")));
 }
 
 TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
@@ -121,7 +121,7 @@ class PeerCrowdTest : public CrowdTest {
       : CrowdTest({.calls_per_connection = 100, .peer = {.few = 1, .per_peer = 6, .total = 100}}) {}
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, PeerCrowdTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, PeerCrowdTest, ::testing::Values(1, 4));
 
 TEST_P(PeerCrowdTest, ConnectionsOfOnePeerShareItsCalls) {
   Start();
@@ -159,7 +159,7 @@ class SlowClientTest : public LoopTest {
   const grpc::ByteBuffer large_{&slice_, 1};
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, SlowClientTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, SlowClientTest, ::testing::Values(1, 4));
 
 TEST_P(SlowClientTest, AnAnswerThatIsNotTakenEndsItsCall) {
   Recorder recorder;

@@ -9,8 +9,8 @@
 namespace awqd::transport {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class AdmissionTest : public LoopTest {
  protected:
@@ -29,7 +29,7 @@ class AdmissionTest : public LoopTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, ::testing::Values(1, 4));
 
 TEST_P(AdmissionTest, KnowsEveryMethodFromItsOwnTable) {
   Start();
@@ -125,7 +125,7 @@ TEST_P(AdmissionTest, CallsWhoseAnswersWouldLeaveTooLateAreRejectedUnread) {
   for (int i = 0; i < 15; ++i) {
     const grpc::Status status = call(10'000);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-    EXPECT_THAT(status.error_message(), testing::HasSubstr("send an answer"));
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr("send an answer"));
   }
   EXPECT_EQ(handled, 1) << "none was read";
   EXPECT_TRUE(call(10'000).ok()) << "one in 16 is let in";

@@ -18,10 +18,10 @@ TEST(ByteBudget, CountsAndRefusesExactly) {
   EXPECT_EQ(budget.in_flight(), 60);
   const absl::Status refused = budget.AcquireBytes({}, 41, "request").status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
-  EXPECT_THAT(
-      std::string(refused.message()),
-      testing::AllOf(testing::HasSubstr("request: got 41 bytes"), testing::HasSubstr("at most 40"),
-                     testing::HasSubstr("max_in_flight_bytes, 100")));
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(::testing::HasSubstr("request: got 41 bytes"),
+                               ::testing::HasSubstr("at most 40"),
+                               ::testing::HasSubstr("max_in_flight_bytes, 100")));
   EXPECT_EQ(budget.in_flight(), 60) << "the refused one counts nowhere";
   EXPECT_EQ(budget.refused(), 1);
   EXPECT_TRUE(budget.AcquireBytes({}, 40, "request").ok());
@@ -97,8 +97,8 @@ TEST(ByteBudget, OneConnectionLeavesAsMuchAsItHas) {
   const absl::Status refused = budget.AcquireBytes({.connection = greedy}, 1, "request").status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_THAT(std::string(refused.message()),
-              testing::AllOf(testing::HasSubstr("request: got 1 bytes, expected at most 0"),
-                             testing::HasSubstr("this connection holds 50 bytes")));
+              ::testing::AllOf(::testing::HasSubstr("request: got 1 bytes, expected at most 0"),
+                               ::testing::HasSubstr("this connection holds 50 bytes")));
   EXPECT_EQ(greedy->bytes(), 50);
   const ByteLease other = *budget.AcquireBytes({.connection = modest}, 25, "request");
   EXPECT_TRUE(budget.AcquireBytes({.connection = modest}, 1, "request").ok() == false)

@@ -12,7 +12,7 @@ namespace {
 
 using CallLoopTest = LoopTest;
 
-INSTANTIATE_TEST_SUITE_P(Threads, CallLoopTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, CallLoopTest, ::testing::Values(1, 4));
 
 TEST_P(CallLoopTest, AnswersAndErrorsReachTheClientWithAndWithoutAReactor) {
   Recorder recorder;
@@ -308,7 +308,7 @@ TEST_P(CallLoopTest, StopWaitsForCallsInProgress) {
 }
 
 class CallLoopOfOneThreadTest : public LoopTest {};
-INSTANTIATE_TEST_SUITE_P(Threads, CallLoopOfOneThreadTest, testing::Values(1));
+INSTANTIATE_TEST_SUITE_P(Threads, CallLoopOfOneThreadTest, ::testing::Values(1));
 
 TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   constexpr std::chrono::milliseconds kHold(60);

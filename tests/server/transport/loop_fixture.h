@@ -53,7 +53,7 @@ class Recorder final : public Reactor {
 };
 
 // A method of each kind, on a loop with the parameter's number of threads.
-class LoopTest : public testing::TestWithParam<int> {
+class LoopTest : public ::testing::TestWithParam<int> {
  protected:
   explicit LoopTest(const AdmissionLimits& limits = {}) : admission_(limits) {}
 

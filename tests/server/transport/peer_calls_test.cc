@@ -98,9 +98,9 @@ TEST(PeerCallsTest, TellsOfACrowdOncePerMoment) {
   PeerCalls calls({.crowded = [&](const std::string& peer) { crowded.push_back(peer); }});
   Connected connection(&calls, "ipv4:10.0.0.7"), calm(&calls, "ipv4:10.0.0.8");
   connection.Calls(8 + 127);  // the first few are free
-  EXPECT_THAT(crowded, testing::IsEmpty());
+  EXPECT_THAT(crowded, ::testing::IsEmpty());
   connection.Calls(1000);
-  EXPECT_THAT(crowded, testing::ElementsAre("ipv4:10.0.0.7"));
+  EXPECT_THAT(crowded, ::testing::ElementsAre("ipv4:10.0.0.7"));
   connection.SetTime(std::chrono::milliseconds(1000));
   connection.Calls(128);
   EXPECT_EQ(crowded.size(), 2u);

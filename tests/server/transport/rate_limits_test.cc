@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-class ClientLimitsTest : public testing::Test {
+class ClientLimitsTest : public ::testing::Test {
  protected:
   absl::StatusOr<ClientRequest> Begin(absl::string_view name) {
     return limits_->BeginRequest(name, now_);

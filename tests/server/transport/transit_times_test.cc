@@ -7,7 +7,7 @@
 namespace awqd::transport {
 namespace {
 
-class TransitTest : public testing::Test {
+class TransitTest : public ::testing::Test {
  protected:
   using Clock = TransitStage::Clock;
 

@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int64_t kLimit = 1 << 20;
+constexpr int64_t kMostExpertBytes = 1 << 20;
 constexpr int kExperts = 4;
 
 StackPtr Stack(int64_t k, int64_t n, int experts = kExperts) {
@@ -70,7 +70,7 @@ absl::Status Spoilt(const std::function<void(v1::GroupedQuantizedMatmulRequest*)
   auto request = GoodGrouped();
   spoil(&request);
   absl::Status status = CheckRequest(request);
-  if (status.ok()) status = BuildGroupedMatmul(&request, Stack(128, 16), kLimit).status();
+  if (status.ok()) status = BuildGroupedMatmul(&request, Stack(128, 16), kMostExpertBytes).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return status;
 }
@@ -133,7 +133,7 @@ TEST(GroupedMatmul, RoundsActivations) {
   scales->add_shape(kExperts);
   for (int e = 0; e < kExperts; ++e) scales->mutable_floats()->add_values(1 + e);
   ASSERT_TRUE(CheckRequest(request).ok());
-  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->work.rounding.how, ActivationQuantization::kFloat8Static);
   EXPECT_TRUE(job->work.rounding.from_request);
@@ -160,7 +160,7 @@ TEST(GroupedMatmul, TakesE4m3WithScalesOfTokensOrBlocks) {
                                    {{1}, kFloat8Static}}) {
     auto request = WithE4m3(GoodGrouped(), shape);
     ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
-    const auto job = BuildGroupedMatmul(&request, Stack(200, 16), kLimit);
+    const auto job = BuildGroupedMatmul(&request, Stack(200, 16), kMostExpertBytes);
     ASSERT_TRUE(job.ok()) << job.status();
     EXPECT_EQ(job->work.rounding.how, how);
     EXPECT_EQ(job->work.token_scales, std::vector<float>(how == kFloat8PerBlock ? 6 : 3, 0.5f));
@@ -170,7 +170,7 @@ TEST(GroupedMatmul, TakesE4m3WithScalesOfTokensOrBlocks) {
   }
   auto request = WithE4m3(GoodGrouped(), {kExperts});
   ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
-  EXPECT_THAT(BuildGroupedMatmul(&request, Stack(200, 16), kLimit).status().message(),
+  EXPECT_THAT(BuildGroupedMatmul(&request, Stack(200, 16), kMostExpertBytes).status().message(),
               HasSubstr("activation_scales.shape: got [4], expected [3], the leading dimensions"));
   request.clear_activation_scales();
   EXPECT_THAT(CheckRequest(request).message(),
@@ -198,7 +198,7 @@ TEST(GatedMlp, TakesE4m3) {
     }
     ASSERT_THAT(CheckRequest(request), awqd::testing::IsOk());
     MlpStacks stacks = {Stack(200, 48), Stack(200, 48), Stack(48, 16), true};
-    auto job = BuildGatedMlp(&request, stacks, kLimit);
+    auto job = BuildGatedMlp(&request, stacks, kMostExpertBytes);
     ASSERT_TRUE(job.ok()) << job.status();
     EXPECT_EQ(job->work.token_scales.size(), 6u);
     const engine::Rounding in = {kFloat8PerBlock}, down = {middle};
@@ -236,7 +236,7 @@ TEST(GroupedMatmul, BecomesAWork) {
   request.set_activation_function(v1::GELU);
   *request.mutable_bias() = RawTensor(v1::BF16, {kExperts, 16}, kExperts * 32);
   ASSERT_TRUE(CheckRequest(request).ok());
-  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->work.rows, 3);
   EXPECT_EQ(job->work.top_k, 2);
@@ -256,7 +256,7 @@ TEST(GroupedMatmul, WithoutRouterWeightsEveryChoiceIsARow) {
   *request.mutable_activations() = RawTensor(v1::FP16, {1, 3, 128}, 3 * 128 * 2);
   *request.mutable_expert_ids() = Ids({1, 3, 2}, {3, 0, 1, 1, 2, 0});
   ASSERT_TRUE(CheckRequest(request).ok());
-  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_THAT(job->answer.shape, ElementsAre(1, 3, 2, 16));
   EXPECT_EQ(job->answer.bytes, 3 * 2 * 16 * 2);
@@ -275,7 +275,7 @@ absl::Status SpoiltMlp(const std::function<void(v1::GatedMlpRequest*, MlpStacks*
   MlpStacks stacks = {Stack(128, 48), Stack(128, 48), Stack(48, 16), true};
   spoil(&request, &stacks);
   absl::Status status = CheckRequest(request);
-  if (status.ok()) status = BuildGatedMlp(&request, stacks, kLimit).status();
+  if (status.ok()) status = BuildGatedMlp(&request, stacks, kMostExpertBytes).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return status;
 }
@@ -313,8 +313,8 @@ TEST(GatedMlp, NamesTheBadField) {
 TEST(GatedMlp, BecomesAWorkWithAndWithoutExperts) {
   auto request = GoodMlp();
   ASSERT_TRUE(CheckRequest(request).ok());
-  const auto job =
-      BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true}, kLimit);
+  const auto job = BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true},
+                                 kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_THAT(job->answer.shape, ElementsAre(3, 16));
   EXPECT_EQ(job->work.tokens(), 6);
@@ -325,7 +325,7 @@ TEST(GatedMlp, BecomesAWorkWithAndWithoutExperts) {
   dense.clear_router_weights();
   ASSERT_TRUE(CheckRequest(dense).ok());
   const auto dense_job = BuildGatedMlp(
-      &dense, {Stack(128, 48, 1), Stack(128, 48, 1), Stack(48, 16, 1), false}, kLimit);
+      &dense, {Stack(128, 48, 1), Stack(128, 48, 1), Stack(48, 16, 1), false}, kMostExpertBytes);
   ASSERT_TRUE(dense_job.ok()) << dense_job.status();
   EXPECT_EQ(dense_job->work.tokens(), 3);
   EXPECT_TRUE(dense_job->work.ids.empty());
@@ -337,8 +337,8 @@ GateParameters ParametersOf(v1::ActivationFunction function,
   request.set_activation_function(function);
   set(request.mutable_activation_parameters());
   EXPECT_TRUE(CheckRequest(request).ok());
-  const auto job =
-      BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true}, kLimit);
+  const auto job = BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true},
+                                 kMostExpertBytes);
   EXPECT_TRUE(job.ok()) << job.status();
   return job->work.parameters;
 }
@@ -397,7 +397,7 @@ TEST(Router, ChoosesExpertsAndSumsTheirRows) {
   request.mutable_router()->set_norm_topk_prob(true);
   request.mutable_router()->set_routed_scaling_factor(2);
   ASSERT_TRUE(CheckRequest(request).ok()) << CheckRequest(request);
-  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
+  const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_THAT(job->work.ids, ElementsAre(1, 3, 0, 1, 3, 0));
   EXPECT_TRUE(job->work.of_experts && job->work.summed);
@@ -480,7 +480,7 @@ TEST(GatedMlp, BiasesAndASharedExpertOfTheRequest) {
                                   Stack(48, 16),
                                   true,
                                   {Stack(128, 32, 1), Stack(128, 32, 1), Stack(32, 16, 1)}},
-                                 kLimit);
+                                 kMostExpertBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->work.gate_up_bias.size(), 2u * kExperts * 48);
   EXPECT_EQ(job->work.down_bias.size(), kExperts * 16u);
@@ -526,7 +526,7 @@ TEST(GatedMlp, NamesTheBadBiasAndSharedExpert) {
 
 TEST(PackedStack, CountsAllItsWeightsAndNamesTheBadOne) {
   v1::PackedStack packed;
-  EXPECT_EQ(FieldOf(CheckPacked(packed, kLimit)), "packed.experts");
+  EXPECT_EQ(FieldOf(CheckPacked(packed, kMostExpertBytes)), "packed.experts");
   for (int i = 0; i < 3; ++i) *packed.add_experts() = GoodPacked();
   const int64_t each = 128 * 2 * 4 + 8 + 32;
   EXPECT_TRUE(CheckPacked(packed, 3 * each).ok());
@@ -535,7 +535,7 @@ TEST(PackedStack, CountsAllItsWeightsAndNamesTheBadOne) {
   EXPECT_THAT(large.message(), HasSubstr(absl::StrCat("got ", 3 * each, " bytes")));
   EXPECT_EQ(DecodePacked(packed, "packed")->size(), 3u);
   packed.mutable_experts(1)->set_format("no such");
-  EXPECT_EQ(FieldOf(CheckPacked(packed, kLimit)), "packed.experts[1].format");
+  EXPECT_EQ(FieldOf(CheckPacked(packed, kMostExpertBytes)), "packed.experts[1].format");
   packed.mutable_experts(1)->clear_format();
   packed.mutable_experts(2)->set_group_size(77);
   const absl::Status bad = DecodePacked(packed, "packed.up").status();
@@ -545,10 +545,10 @@ TEST(PackedStack, CountsAllItsWeightsAndNamesTheBadOne) {
 
 TEST(PackedGatedMlp, ItsThreeStacksShareTheLimit) {
   v1::PackedGatedMlp packed;
-  EXPECT_EQ(FieldOf(CheckPacked(packed, kLimit)), "packed.gate.experts");
+  EXPECT_EQ(FieldOf(CheckPacked(packed, kMostExpertBytes)), "packed.gate.experts");
   *packed.mutable_gate()->add_experts() = GoodPacked();
   *packed.mutable_up()->add_experts() = GoodPacked();
-  EXPECT_EQ(FieldOf(CheckPacked(packed, kLimit)), "packed.down.experts");
+  EXPECT_EQ(FieldOf(CheckPacked(packed, kMostExpertBytes)), "packed.down.experts");
   *packed.mutable_down()->add_experts() = GoodPacked();
   const int64_t each = 128 * 2 * 4 + 8 + 32;
   EXPECT_TRUE(CheckPacked(packed, 3 * each).ok());

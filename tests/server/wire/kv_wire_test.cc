@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr int64_t kLimit = 1 << 20;
+constexpr int64_t kMostKvBytes = 1 << 20;
 
 v1::QuantizeKvRequest GoodQuantize() {
   v1::QuantizeKvRequest request;
@@ -36,7 +36,7 @@ std::string Spoilt(const std::function<void(v1::QuantizeKvRequest*)>& spoil) {
   v1::QuantizeKvRequest request = GoodQuantize();
   spoil(&request);
   absl::Status status = CheckRequest(request);
-  if (status.ok()) status = BuildKv(&request, kLimit).status();
+  if (status.ok()) status = BuildKv(&request, kMostKvBytes).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return FieldOf(status);
 }
@@ -45,7 +45,7 @@ std::string SpoiltBack(const std::function<void(v1::DequantizeKvRequest*)>& spoi
   v1::DequantizeKvRequest request = GoodDequantizeKv();
   spoil(&request);
   absl::Status status = CheckRequest(request);
-  if (status.ok()) status = BuildKv(&request, kLimit).status();
+  if (status.ok()) status = BuildKv(&request, kMostKvBytes).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return FieldOf(status);
 }
@@ -119,7 +119,7 @@ TEST(QuantizeKv, BecomesAWorkAndItsResultAnAnswer) {
   v1::QuantizeKvRequest request = GoodQuantize();
   request.set_scale_dtype(v1::FP32);
   request.set_output_encoding(v1::VALUES);
-  const auto job = BuildKv(&request, kLimit);
+  const auto job = BuildKv(&request, kMostKvBytes);
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->inputs[0].bytes.size(), 60u);
   EXPECT_EQ(job->work.per, Kv4Per::kRow);

@@ -118,9 +118,9 @@ TEST(MatmulWire, GroupsAreRefusedWhereTheParserWouldMeetThem) {
        {group, Activations(group), Activations(Raw("abcd") + group), Activations(Bytes(4, group)),
         Bytes(1, group), packed(group), packed(Bytes(5, group)), Bytes(4, group), Bytes(10, group),
         std::string("\x1b\x1c"), Activations(Raw("abcd")) + "\xab\x06\x0a\x01x\xac\x06"}) {
-    EXPECT_FALSE(Parses(bytes)) << testing::PrintToString(bytes);
+    EXPECT_FALSE(Parses(bytes)) << ::testing::PrintToString(bytes);
     v1::QuantizedMatmulRequest request;
-    EXPECT_TRUE(request.ParseFromString(bytes)) << testing::PrintToString(bytes);
+    EXPECT_TRUE(request.ParseFromString(bytes)) << ::testing::PrintToString(bytes);
     const absl::string_view piece = bytes;
     EXPECT_FALSE(ScanFields({&piece, 1}, *request.GetDescriptor()).passes);
   }
@@ -245,7 +245,7 @@ TEST(MatmulWire, GarbageIsRefused) {
       EXPECT_EQ(WireDifference(bytes, seed), "");
       const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
       ParsedRequest<v1::QuantizedMatmulRequest> message;
-      EXPECT_FALSE(ParseProduct(pieces, &message)) << testing::PrintToString(bytes);
+      EXPECT_FALSE(ParseProduct(pieces, &message)) << ::testing::PrintToString(bytes);
     }
   }
 }
@@ -319,7 +319,7 @@ TEST(MatmulWire, AgreesWithTheGeneratedParserOnRandomMessages) {
   int parsed = 0, cut = 0;
   for (uint32_t i = 0; i < 35000; ++i) {
     const std::string bytes = messages.Next();
-    ASSERT_EQ(WireDifference(bytes, i), "") << i << ": " << testing::PrintToString(bytes);
+    ASSERT_EQ(WireDifference(bytes, i), "") << i << ": " << ::testing::PrintToString(bytes);
     ParsedRequest<v1::QuantizedMatmulRequest> message;
     const absl::string_view piece = bytes;
     if (!ParseProduct({&piece, 1}, &message)) continue;

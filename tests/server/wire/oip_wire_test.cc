@@ -336,7 +336,7 @@ TEST(OipWire, WrongBytesAreReadTheSameInAnyPieces) {
     Echo echo_of_one, echo_of_other;
     const absl::Status status = ScanAndDecode({&whole, 1}, &one, &echo_of_one);
     ASSERT_EQ(ScanAndDecode(pieces, &other, &echo_of_other), status)
-        << testing::PrintToString(spoilt);
+        << ::testing::PrintToString(spoilt);
     if (!status.ok()) {
       ++refused;
       continue;

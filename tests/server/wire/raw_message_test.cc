@@ -25,7 +25,7 @@ std::string Flat(const grpc::ByteBuffer& buffer) {
   return out;
 }
 
-class RawMessageTest : public testing::Test {
+class RawMessageTest : public ::testing::Test {
  protected:
   engine::Payload Filled(int64_t bytes) {
     engine::Payload payload = *staging_.Get(bytes);
