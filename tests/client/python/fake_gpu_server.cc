@@ -1,8 +1,8 @@
 // awqd with a CPU that passes for a GPU: the memory that clients share is of memfds, as fake_cuda.cc
 // makes it. Takes awqd's flags, and ends with SIGTERM.
-#include <signal.h>
-#include <sys/signalfd.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -17,16 +17,16 @@
 namespace awqd {
 namespace {
 
+int g_stop[2];  // readable at its first end once SIGTERM came
+
 int FailWith(const absl::Status& status) {
   std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   return 1;
 }
 
 int RunServer(int argc, char** argv) {
-  sigset_t term;
-  sigemptyset(&term);
-  sigaddset(&term, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &term, nullptr);  // of all threads
+  if (pipe(g_stop) != 0) return 1;
+  std::signal(SIGTERM, [](int) { (void)!write(g_stop[1], "x", 1); });
   const auto line = ParseCommandLine(argc, argv);
   if (!line.ok()) return FailWith(line.status());
   obs::SetUpLogging(line->options.log_level, line->options.log_format);
@@ -35,7 +35,7 @@ int RunServer(int argc, char** argv) {
   };
   const auto server = Server::Create(line->options, WrapDevices(wrap));
   if (!server.ok()) return FailWith(server.status());
-  const absl::Status status = (*server)->Run(signalfd(-1, &term, SFD_CLOEXEC));
+  const absl::Status status = (*server)->Run(g_stop[0]);
   return status.ok() ? 0 : FailWith(status);
 }
 
