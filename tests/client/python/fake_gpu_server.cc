@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "server/config/options.h"
 #include "server/obs/logging.h"
 #include "server/server.h"

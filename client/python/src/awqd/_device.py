@@ -151,8 +151,8 @@ class Driver:
             self._call("cuDeviceGetPCIBusId", bus, 32, gpu)
             bus_id = bus.value.decode()
             base, ignored, handle = ctypes.c_uint64(), ctypes.c_size_t(), (ctypes.c_char * 64)()
-            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(ignored), ctypes.c_uint64(pointer))
             try:
+                self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(ignored), ctypes.c_uint64(pointer))
                 self._call("cuIpcGetMemHandle", handle, base)
             except _errors.FailedPrecondition as error:
                 try:
