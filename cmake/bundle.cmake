@@ -62,6 +62,8 @@ foreach(model IN LISTS models)
 endforeach()
 if(KIND STREQUAL "gpu_bundle")
   file(COPY ${SOURCE}/tests/gpu ${SOURCE}/tests/data DESTINATION ${dir}/tests)
+  file(COPY ${SOURCE}/tests/interop/server.py DESTINATION ${dir}/tests/interop)
+  file(COPY ${SOURCE}/tests/client/python DESTINATION ${dir}/tests/client FILES_MATCHING PATTERN "*.py")
   file(COPY ${SOURCE}/tests/bench/peer ${SOURCE}/tests/bench/make_checkpoint.py ${SOURCE}/tests/bench/serving.sh
             ${SOURCE}/tests/bench/serving_report.py ${SOURCE}/tests/bench/soak.sh
             ${SOURCE}/tests/bench/lease_soak.py ${SOURCE}/tests/bench/gpu_report.py

@@ -350,6 +350,7 @@ class MethodHandler : public RequestHandler {
     if (shared_output_.on_device()) {
       const engine::Payload& room = shared_output_.device_memory();
       work.output = room.Slice(0, work.result_bytes());
+      work.ready = shared_output_.region()->ready();
       work.finished = shared_output_.region()->finished();
       work.marks = shared_output_.marks();
       work.early = work.marks != nullptr || shared_output_.region()->early_answers();
@@ -363,7 +364,7 @@ class MethodHandler : public RequestHandler {
     for (const typename Job::Input& input : job->inputs) {
       if (input.outside_request) job->work.*input.payload = shared_input_.device_memory();
     }
-    work.ready = shared_input_.region()->ready();
+    if (shared_input_.region()->ready() != nullptr) work.ready = shared_input_.region()->ready();
     work.waits_for = shared_input_.waits_for();
     if (work.finished == nullptr) work.finished = shared_input_.region()->finished();
     shared_input_ = SharedRange();

@@ -64,8 +64,13 @@ def medians(runs):
     return {tokens: {way: statistics.median(us) for way, us in at.items()} for tokens, at in found.items()}
 
 
+def measured(by_tokens):
+    """Those of WAYS."""
+    return [way for way in WAYS if any(way[0] in at for at in by_tokens.values())]
+
+
 def table(by_tokens):
-    shown = [way for way in WAYS if any(way[0] in at for at in by_tokens.values())]
+    shown = measured(by_tokens)
     return gpu_report.table(["tokens"] + [label for _, label, _, _ in shown], [
         [str(tokens)] + [gpu_report.number(at[key]) for key, _, _, _ in shown] for tokens, at in sorted(by_tokens.items())])
 
@@ -104,7 +109,7 @@ def main():
     print(table(by_tokens), end="")
     if args.svg:
         shape = tuple(map(int, args.shape.split("x")))
-        pathlib.Path(args.svg).write_text(gpu_report.svg({shape: by_tokens}, args.title, WAYS), encoding="utf-8")
+        pathlib.Path(args.svg).write_text(gpu_report.svg({shape: by_tokens}, args.title, measured(by_tokens)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class Ways(unittest.TestCase):
     def test_a_way_that_was_not_measured_is_left_out(self):
         lines = ways.table(ways.medians([run for run in RUNS if run[1] == "ring"])).splitlines()
         self.assertEqual(lines[0], "| tokens | ring | on the device |")
+        self.assertEqual([key for key, *_ in ways.measured(ways.medians(RUNS[:1]))], ["tcp", "compute"])
 
     def test_the_picture_has_a_line_and_a_name_for_each_way(self):
         drawn = ElementTree.fromstring(gpu_report.svg({(64, 32): ways.medians(RUNS)}, "a <machine>", ways.WAYS))

@@ -147,6 +147,11 @@ part_calls() {
   for name in blocks_e2e_test experts_e2e_test kv_e2e_test quantized_activations_e2e_test fp8_activations_e2e_test gpu_device_memory_test gpu_lease_test gpu_library_test; do
     run_test "$name" AWQD_TEST_DATA="$root/tests/data" AWQD_TEST_BIN="$bin"
   done
+  if python3 -c 'import awqd, ml_dtypes, pytest, torch' 2>/dev/null; then
+    have awqd && step "tensors of PyTorch" env AWQD_BUILD="$bin/.." python3 -m pytest -q -p no:cacheprovider "$root/tests/client/python/gpu_test.py"
+  else
+    skip "tensors of PyTorch" "PyTorch, pytest, ml_dtypes or awqd (client/python) is not installed"
+  fi
 }
 # Random batches of everything that may merge: each answer is what it is alone. AWQD_TEST_COMPOSITION_SECONDS makes them
 # longer.

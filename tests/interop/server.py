@@ -20,17 +20,21 @@ def awqctl(*arguments):
 
 
 class Server:
-    """A running awqd; `address` is host:port, `socket` the path of its Unix domain socket. Takes more options for it."""
+    """A running awqd; `address` is host:port, `socket` the path of its Unix domain socket. Takes more options for it.
 
-    def __init__(self, *options, device="cpu"):
+    program: another one with its flags.
+    """
+
+    def __init__(self, *options, device="cpu", program=BIN / "awqd"):
         self.options = (f"--device={device}", *options)
+        self.program = program
 
     def __enter__(self):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awqd-", suffix=".log")
         self.folder = tempfile.TemporaryDirectory(prefix="awqd-")
         self.socket = f"{self.folder.name}/awqd.sock"
         self.process = subprocess.Popen(
-            [BIN / "awqd", f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}",
+            [self.program, f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}",
              "--shared_memory_prefix=awqd-interop-", *self.options],
             stdout=self.log, stderr=self.log)
         try:

@@ -199,6 +199,12 @@ TEST_F(DeviceMemoryServerTest, EventsAreWaitedForAndRecorded) {
   ASSERT_TRUE(Multiply(SharedMatmul()).ok());
   EXPECT_EQ(device_->waits(), 1);
   EXPECT_EQ(device_->records(), 1);
+  // The result waits, too, for whoever still reads what was there.
+  v1::QuantizedMatmulRequest request = SharedMatmul();
+  request.mutable_activations()->set_raw(Bytes(kX, 2 * kK * 2));
+  ASSERT_TRUE(Multiply(request).ok());
+  EXPECT_EQ(device_->waits(), 2);
+  EXPECT_EQ(device_->records(), 2);
 }
 
 TEST_F(DeviceMemoryServerTest, ARegionEndsWithItsCall) {

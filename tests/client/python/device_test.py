@@ -29,19 +29,25 @@ class OnGpu:
 
 
 class FakeDriver:
-    """Allocations begin 512 bytes before what is exported."""
+    """Allocations begin 512 bytes before what is exported, on GPU 3."""
 
     def __init__(self):
-        self.recorded, self.destroyed = [], []
+        self.recorded, self.waited, self.destroyed = [], [], []
+        self.events = 6
 
-    def export(self, pointer):
-        return b"m" * 64, 512, "0000:1B:00.0"
+    def export(self, pointer, size):
+        return _device.Exported(3, "0000:1B:00.0", 512, b"m" * 64, None)
 
-    def make_event(self, pointer):
-        return 7, b"e" * 64
+    def make_event(self, gpu):
+        assert gpu == 3
+        self.events += 1
+        return self.events, bytes([self.events]) * 64
 
-    def record(self, event, array):
-        self.recorded.append((event, array.stream))
+    def record(self, gpu, event, stream):
+        self.recorded.append((gpu, event, stream))
+
+    def wait(self, gpu, event, stream):
+        self.waited.append((gpu, event, stream))
 
     def destroy(self, event):
         self.destroyed.append(event)
@@ -66,8 +72,8 @@ def calls(client):
     return client._calls
 
 
-def register(calls, array):
-    steps = calls.register(array)
+def register(calls, array, **options):
+    steps = calls.register(array, **options)
     rpc = next(steps)
     call = Call()
     with pytest.raises(StopIteration) as stop:
@@ -81,7 +87,7 @@ def test_a_region_is_told_once(calls, driver):
     request = inference.ShareMemoryRequest.FromString(rpc.request)
     assert request == inference.ShareMemoryRequest(
         region=region.name, device="0000:1B:00.0", cuda_ipc_memory=b"m" * 64, offset=512, size=4 * 384 * 2,
-        ready_event=b"e" * 64)
+        ready_event=b"\7" * 64)
     region.close()
     assert call.cancelled and driver.destroyed == [7]
     region.close()
@@ -100,13 +106,45 @@ def test_products_name_regions(calls, driver):
         region=in_region.name, offset=2 * 384 * 2, size=2 * 384 * 2))
     assert request.output_shared_memory == tensors.SharedMemory(
         region=out_region.name, offset=4 * 1536 * 4, size=2 * 1536 * 4)
-    assert request.output_dtype == tensors.FP32 and driver.recorded == [(7, 0)]
+    assert request.output_dtype == tensors.FP32 and driver.recorded == [(3, 7, 0)]
     answer = inference.QuantizedMatmulResponse(
         output=tensors.Tensor(dtype=tensors.FP32, shape=[2, 1536], shared_memory=request.output_shared_memory),
         execution=tensors.Execution(kernel="k"))
     with pytest.raises(StopIteration) as stop:
         steps.send(answer.SerializeToString())
     assert stop.value.value is out and execution.kernel == "k"
+
+
+def answered(request, columns, **tensor):
+    output = tensors.Tensor(dtype=tensors.FP32, shape=[*request.activations.shape[:-1], columns], **tensor)
+    return inference.QuantizedMatmulResponse(output=output).SerializeToString()
+
+
+def test_the_stream_waits_where_answers_are_early(calls, driver):
+    y = OnGpu(np.zeros((8, 1536), np.float32))
+    rpc, _, region = register(calls, y, early_answers=True)
+    request = inference.ShareMemoryRequest.FromString(rpc.request)
+    assert request.early_answers and (request.ready_event, request.finished_event) == (b"\7" * 64, b"\x08" * 64)
+    x, out = np.zeros((2, 384), np.float16), OnGpu(y.array[4:6])
+    steps = calls.matmul("m", "w", x, out=out)
+    request = inference.QuantizedMatmulRequest.FromString(next(steps).request)
+    assert (driver.recorded, driver.waited) == ([(3, 7, 0)], [])  # what still reads y is waited for
+    with pytest.raises(awqd.FailedPrecondition, match="another call writes to"):
+        next(calls.matmul("m", "w", x, out=y))
+    with pytest.raises(StopIteration):
+        steps.send(answered(request, 1536))
+    assert driver.waited == [(3, 8, 0)]
+    for error in (awqd.NotFound("no"), awqd.DeadlineExceeded("late")):
+        steps = calls.matmul("m", "w", x, out=out)
+        next(steps)
+        with pytest.raises(type(error)):
+            steps.throw(error)
+    assert driver.waited == [(3, 8, 0)]
+    with pytest.raises(awqd.FailedPrecondition, match="one call at a time") as raised:  # the late one may still write
+        next(calls.matmul("m", "w", x, out=out))
+    assert "close() the region" in raised.value.hint
+    region.close()
+    assert sorted(driver.destroyed) == [7, 8]
 
 
 def test_what_cannot_work_is_said_before_anything_is_sent(calls, driver):

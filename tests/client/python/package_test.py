@@ -39,7 +39,9 @@ def f(client: awqd.Client, x: "np.ndarray[tuple[int, int], np.dtype[np.float16]]
     y = client.matmul("m", "w", x, path="fused", timeout=1.5)
     for y in client.matmul_stream("m", "w", [x, y], in_flight=2):
         y.sum()
-    return str(y.shape) + client.list_models()[0].name
+    with client.register(x), client.register(y, early_answers=True) as region:
+        client.matmul("m", "w", x, out=y)
+    return region.name + str(y.shape) + client.list_models()[0].name
 
 
 async def g(client: awqd.AsyncClient) -> int:
@@ -52,6 +54,7 @@ def wrong(client: awqd.Client) -> None:
     client.matmul("m", "w", np.ones(1), path="quick")  # E
     client.matmul_stream("m", "w", np.ones(1), in_flight="2")  # E
     client.get_model("m").weight  # E
+    client.register(np.ones(1), early_answers="yes")  # E
 """
 
 

@@ -5,6 +5,7 @@ result. So the blocking and the asyncio client, which differ in how they send an
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -762,19 +763,35 @@ class Calls:
         result = _wire.array(response.output, raw, as_torch, "output")
         return result
 
-    def register(self, array: AnyArray) -> Steps[_device.Region]:
+    def register(self, array: AnyArray, *, early_answers: bool = False) -> Steps[_device.Region]:
         """Lets a server on this machine read and write an array in memory of a GPU, without a copy by way of the host.
 
-        array: a CUDA tensor of PyTorch, or any array with __dlpack__ there; contiguous, in memory of cudaMalloc.
+        array: a CUDA tensor of PyTorch, or any array with __dlpack__ there; contiguous, in memory of cudaMalloc. A client with
+            a ring takes memory of cuMemCreate, too, as of PyTorch's expandable_segments, where the array lies in one piece
+            of it (of 2 or 20 MiB) that was made for file descriptors.
+        early_answers: calls with `out` there return once the GPU has their kernels, and the current stream waits for the
+            result. One call at a time writes to such an array.
 
         Returns a Region, which ends with its close(), its `with` or the client. The server runs with --cuda_shared_memory.
         """
         if not _device.is_on_device(array):
             raise _errors.InvalidArgument("array: got one on the CPU, expected one in memory of a GPU", field="array")
-        region = _device.Region(array, _device.describe(array, "array"))
-        request = inference.ShareMemoryRequest(**region._request())
-        call = yield Rpc(_INFERENCE + "ShareMemory", request.SerializeToString(), None, holds=True)
-        self._regions.add(region, call)
+        region = _device.Region(array, _device.describe(array, "array"), early_answers)
+        request, descriptor = region._request().SerializeToString(), region._exported.descriptor
+        try:
+            if descriptor is None:
+                call = yield Rpc(_INFERENCE + "ShareMemory", request, None, holds=True)
+                self._regions.add(region, call.cancel)
+            elif not self._ring_path:
+                raise _errors.FailedPrecondition("array: got memory that goes to the server by a ring alone", field="array",
+                                                 hint="Client(..., ring=True), and a server with --ring_path")
+            else:
+                ring = yield from self._open_ring(self._deadline(None))
+                yield Wait(functools.partial(ring.share, request, descriptor), in_thread=True)
+                self._regions.add(region, functools.partial(ring.unshare, region.name))
+        except BaseException:
+            region._free()
+            raise
         return region
 
     def _device_product(self, product: _Product, x: Any, choices: tuple[int, ...], out: Any, deadline: _Deadline,
@@ -789,31 +806,33 @@ class Calls:
         if place is not None and request.output_dtype == 0:
             request.output_dtype = place.dtype
         product = replace(product, request=request)
-        if array is not None and region is not None:
-            region._record(array)
-            if place is not None and out_region is not None and self._ring_path and product.rings(array.spec):
-                ran = yield from self._device_in_ring(product, array, region, choices, place, out_region, deadline)
-                if ran is not None:
-                    if execution is not None:
-                        execution.CopyFrom(ran)
-                    return out
         parts = product.fields()
-        if array is not None and region is not None:
-            request.activations.CopyFrom(tensors.Tensor(dtype=array.dtype, shape=array.shape, shared_memory=region._range(array)))
-        else:
+        if array is None:
             parts = parts + _wire.tensor_field(3, _arrays.spec_of(x, "activations"))
-        if place is not None and out_region is not None:
-            request.output_shared_memory.CopyFrom(out_region._range(place))
-        answer = yield self._inference(product.method, request, parts, deadline, product.route)
-        head, raw = _wire.split(answer, 1)
-        response = _wire.parse(product.response, head)
-        if execution is not None:
-            execution.CopyFrom(response.execution)
-        if place is None:
-            result = _wire.array(response.output, raw, _arrays.is_torch(x), "output")
-            return result.to(x.device) if _arrays.is_torch(x) else result
-        _check_out(place, tuple(response.output.shape), response.output.dtype)
-        return out
+        with contextlib.nullcontext() if place is None or out_region is None else out_region._receive(place):
+            if array is not None and region is not None:
+                region._record(array)
+                if place is not None and out_region is not None and self._ring_path and product.rings(array.spec):
+                    ran = yield from self._device_in_ring(product, array, region, choices, place, out_region, deadline)
+                    if ran is not None:
+                        if execution is not None:
+                            execution.CopyFrom(ran)
+                        return out
+                request.activations.CopyFrom(tensors.Tensor(dtype=array.dtype, shape=array.shape, shared_memory=region._range(array)))
+            elif place is not None and out_region is not None:
+                out_region._record(place)
+            if place is not None and out_region is not None:
+                request.output_shared_memory.CopyFrom(out_region._range(place))
+            answer = yield self._inference(product.method, request, parts, deadline, product.route)
+            head, raw = _wire.split(answer, 1)
+            response = _wire.parse(product.response, head)
+            if execution is not None:
+                execution.CopyFrom(response.execution)
+            if place is None:
+                result = _wire.array(response.output, raw, _arrays.is_torch(x), "output")
+                return result.to(x.device) if _arrays.is_torch(x) else result
+            _check_out(place, tuple(response.output.shape), response.output.dtype)
+            return out
 
     def _device_in_ring(self, product: _Product, x: _device.DeviceArray, region: _device.Region, choices: tuple[int, ...],
                         out: _device.DeviceArray, out_region: _device.Region, deadline: _Deadline) -> Steps[tensors.Execution | None]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import mmap
 import os
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from awqd import _errors
+from awqd import _device, _errors
 from awqd._arrays import Spec
 from awqd.v1 import tensor_pb2 as tensors
 
@@ -24,7 +25,7 @@ METHODS = {"QuantizedMatmul": 1, "GroupedQuantizedMatmul": 2, "GatedMlp": 3}
 
 _MAGIC, _VERSION = 0x71776172, 1
 _FRAME = struct.Struct("<IIQ")
-_OPEN, _PREPARE, _RELEASE, _OK = 1, 2, 3, 4
+_OPEN, _PREPARE, _RELEASE, _OK, _SHARE, _UNSHARE = 1, 2, 3, 4, 6, 7
 _PREPARED = struct.Struct("<qqqqqqIIII")
 _CHAIN, _STEP = 4, struct.Struct("<IHH")
 _HEADER = struct.Struct("<IIIIQQQ")
@@ -186,10 +187,11 @@ class Ring:
             data += more
         return data
 
-    def _exchange(self, kind: int, value: int, body: bytes) -> tuple[int, bytes]:
-        """Sends a frame and receives its answer. The caller has _socket_lock."""
+    def _exchange(self, kind: int, value: int, body: bytes, descriptors: Sequence[int] = ()) -> tuple[int, bytes]:
+        """Sends a frame, with descriptors, and receives its answer. The caller has _socket_lock."""
+        frame = _FRAME.pack(kind, len(body), value) + body
         try:
-            self._socket.sendall(_FRAME.pack(kind, len(body), value) + body)
+            self._socket.sendall(frame[socket.send_fds(self._socket, [frame], descriptors):])
             answer, size, value = _FRAME.unpack(self._receive(_FRAME.size))
             data = self._receive(size)
         except (OSError, _errors.Unavailable) as error:
@@ -251,6 +253,18 @@ class Ring:
                     self._exchange(_RELEASE, call.number, b"")
         chain.steps = tuple(made)
         return chain
+
+    def share(self, request: bytes, descriptor: _device.Descriptor) -> None:
+        """Shares memory of a GPU, by its descriptor, until unshare() or the end of the ring. request: a ShareMemoryRequest."""
+        with self._socket_lock:
+            self._exchange(_SHARE, 0, request, [descriptor.number])
+
+    def unshare(self, region: str) -> None:
+        """Ends it, unless it has ended with the ring. Calls in flight go on."""
+        with self._socket_lock:
+            if self.usable():
+                with contextlib.suppress(_errors.Unavailable, _errors.NotFound):
+                    self._exchange(_UNSHARE, 0, region.encode())
 
     def run(self, prepared: Prepared, tokens: int, inputs: Inputs, timeout: float | None) -> Any:
         """The bytes of y, and the Execution. None where the tensors are too large for a part of the payload."""
