@@ -7,6 +7,7 @@
 #include "kernels/base/host_memory.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
+#include "kernels/base/stream.h"
 #include "kernels/scheme.h"
 
 namespace awqd {
@@ -25,6 +26,7 @@ struct Block {
     if (height == kRows && width == kLine) {
       for (int64_t row = 0; row < kRows; ++row) {
         std::memcpy(line[row], from + row * row_bytes, kLine);
+        __builtin_prefetch(from + row * row_bytes + kLine, 0, 2);  // of the next block
       }
       return;
     }
@@ -49,15 +51,6 @@ struct Block {
   alignas(64) uint8_t line[kRows][kLine];
 };
 
-// Copies up to a line: mostly the whole one, with a constant size.
-void StoreLine(const uint8_t* line, int64_t bytes, uint8_t* to) {
-  if (bytes >= kLine) {
-    std::memcpy(to, line, kLine);
-  } else {
-    std::memcpy(to, line, bytes);
-  }
-}
-
 void TransposeByteMatrix(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
   constexpr int64_t kRows = 4 * kLine;  // a fifth faster than one line or two of the result
   Block<kRows> block;
@@ -67,10 +60,11 @@ void TransposeByteMatrix(const uint8_t* from, int64_t rows, int64_t cols, uint8_
       block.Load(from, rows, cols, row, col);
       block.Transpose(turned);
       for (int64_t i = 0; i < std::min(kLine, cols - col); ++i) {
-        std::memcpy(to + (col + i) * rows + row, turned[i], std::min(kRows, rows - row));
+        StreamBytes(turned[i], to + (col + i) * rows + row, std::min(kRows, rows - row));
       }
     }
   }
+  FinishStreams();
 }
 
 // Blocks of 64 x 64: the lines of both sides stay in the first cache.
@@ -220,8 +214,8 @@ std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCo
   return out;
 }
 
-// A byte has two codes of a row. Transposed as bytes, each line has the codes of two rows of the
-// result, of which two bytes make one of each.
+// A byte has two codes of a row. Even and odd rows are transposed apart, and a byte of both is one of
+// two rows of the result.
 std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                        FirstNibble first, absl::Span<const int32_t> place) {
   constexpr int64_t kRows = 2 * kLine;  // a line of the result
@@ -229,25 +223,37 @@ std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t r
   const int64_t row_bytes = CeilDiv(rows, 2), low = first == FirstNibble::kLow ? 0 : 1;
   std::vector<uint8_t> out = AllocateCodes(cols * row_bytes);
   Block<kRows> block;
-  alignas(64) uint8_t turned[kLine][kRows];
+  alignas(64) uint8_t turned[2][kLine][kLine];  // the low and the high codes of each byte
   for (int64_t row = 0; row < rows; row += kRows) {
-    const auto store = [&](const uint8_t* pairs, int64_t col, auto merge) {
-      if (col >= cols) return;
-      alignas(64) uint8_t line[kLine];
-      MergePairs(pairs, kRows, line, merge);
-      const int64_t to = place.empty() ? col : place[col];
-      StoreLine(line, row_bytes - row / 2, out.data() + to * row_bytes + row / 2);
-    };
     for (int64_t byte = 0; byte < CeilDiv(cols, 2); byte += kLine) {
       block.Load(from.data(), rows, from_bytes, row, byte);
-      block.Transpose(turned);
-      for (int64_t i = 0; i < std::min(kLine, CeilDiv(cols, 2) - byte); ++i) {
-        const int64_t col = 2 * (byte + i);
-        store(turned[i], col + low, [](Pairs x) { return (x & 0x0f) | (x >> 4 & 0xf0); });
-        store(turned[i], col + 1 - low, [](Pairs x) { return (x >> 4 & 0x0f) | (x >> 8 & 0xf0); });
+      for (int64_t at = 0; at < kLine; at += 16) {
+        for (int64_t col = 0; col < kLine; col += 16) {
+          Bytes16 even[16], odd[16];
+          for (int64_t i = 0; i < 16; ++i) {
+            std::memcpy(&even[i], &block.line[2 * (at + i)][col], 16);
+            std::memcpy(&odd[i], &block.line[2 * (at + i) + 1][col], 16);
+          }
+          TransposeBytes(even);
+          TransposeBytes(odd);
+          for (int64_t i = 0; i < 16; ++i) {
+            const Bytes16 lower = (even[i] & 0x0f) | odd[i] << 4;
+            const Bytes16 upper = even[i] >> 4 | (odd[i] & 0xf0);
+            std::memcpy(&turned[0][col + i][at], &lower, 16);
+            std::memcpy(&turned[1][col + i][at], &upper, 16);
+          }
+        }
+      }
+      for (int64_t i = 0; i < 2 * std::min(kLine, CeilDiv(cols, 2) - byte); ++i) {
+        const int64_t col = 2 * byte + i;
+        if (col >= cols) break;
+        const int64_t to = place.empty() ? col : place[col];
+        StreamBytes(turned[i % 2 ^ low][i / 2], out.data() + to * row_bytes + row / 2,
+                    std::min(kLine, row_bytes - row / 2));
       }
     }
   }
+  FinishStreams();
   return out;
 }
 

@@ -94,6 +94,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/float8.h"
+#include "kernels/base/stream.h"
 #include "kernels/exact.h"
 
 namespace awqd {
@@ -211,6 +212,34 @@ void AddSections(const WeightShape& shape, Sections* sections) {
 
 // --- Scales ---
 
+// The largest magnitude of each column's scales, finite ones of FP16 alone.
+std::vector<float> LargestScales(const HostWeight& w, ColumnRange columns) {
+  const DType dtype = *w.scheme.scale_dtype;
+  const int64_t count = columns.end - columns.begin;
+  std::vector<float> out(count);
+  if (dtype == DType::kE8m0) {
+    for (int64_t g = 0; g < w.groups(); ++g) {  // as they lie in memory
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = std::max(out[i], w.Scale(g, columns.begin + i));
+      }
+    }
+    return out;
+  }
+  const int16_t last = dtype == DType::kFp16 ? 0x7bff : 0x7f80;
+  std::vector<int16_t> most(count);  // in the order of their bits; signed, because SSE2 compares such
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    const uint8_t* const from = w.scales.data() + 2 * w.Cell(g, columns.begin);
+    for (int64_t i = 0; i < count; ++i) {
+      int16_t bits;
+      std::memcpy(&bits, from + 2 * i, sizeof(bits));
+      bits &= 0x7fff;
+      most[i] = std::max(most[i], bits <= last ? bits : int16_t{0});
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) out[i] = LoadElement(most.data(), dtype, i);
+  return out;
+}
+
 // The power of two by which the scales of each column in [begin, end) are multiplied.
 std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   std::vector<float> out(columns.end - columns.begin, 1.0f);
@@ -218,14 +247,7 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   const bool half = w.scheme.scale_dtype == DType::kFp16;
   shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
-  std::vector<float> most(out.size());
-  for (int64_t g = 0; g < w.groups(); ++g) {  // as they lie in memory
-    for (int64_t n = columns.begin; n < columns.end; ++n) {
-      const float scale = std::fabs(w.Scale(g, n));
-      float& of_column = most[n - columns.begin];
-      if (!half || std::isfinite(scale)) of_column = std::max(of_column, scale);
-    }
-  }
+  const std::vector<float> most = LargestScales(w, columns);
   for (size_t i = 0; i < out.size(); ++i) {
     if (most[i] == 0 || (half && !PassesHalf(w.scheme, most[i]))) continue;
     out[i] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most[i]));
@@ -283,30 +305,113 @@ MetaPlaces PlacesOf(const HostWeight& w) {
   return out;
 }
 
-// The scales of records, of 16 bits or of 32. What does not depend on the cell is found once.
-class RecordScales {
+// Columns 0..7 and 8..15 of every 16 of a record in turn.
+template <int kBytes>
+void InterleaveHalves(const uint8_t* from, uint8_t* to) {
+  for (int tile = 0; tile < kTileN; tile += kRowTile) {
+    for (int row = 0; row < 8; ++row) {
+      for (int upper = 0; upper < 2; ++upper, to += kBytes) {
+        std::memcpy(to, from + (tile + 8 * upper + row) * kBytes, kBytes);
+      }
+    }
+  }
+}
+
+// The scales and zeros of a group in the types of records, by column; 0 past the last one.
+class GroupCells {
  public:
-  explicit RecordScales(const HostWeight& w)
+  // Normalisers(w, columns). It outlives this.
+  GroupCells(const HostWeight& w, ColumnRange columns, const std::vector<float>& normalisers)
       : w_(w),
+        columns_(columns),
+        normalisers_(normalisers),
         one_(!w.scheme.scale_dtype || ScaleIsOuter(w.shape())),
         wide_(HasFloatScales(w.shape())),
-        half_(w.scheme.scale_dtype == DType::kFp16) {}
+        real_zeros_(HasRealZeros(w.shape())),
+        as_stored_(w.scheme.scale_dtype == DType::kFp16 && w.scheme.block_cols == 1 &&
+                   std::count(normalisers.begin(), normalisers.end(), 1.0f) ==
+                       static_cast<int64_t>(normalisers.size())) {
+    const int64_t count = RoundUp(columns.end - columns.begin, kTileN);
+    scales_.resize(count * (wide_ ? 4 : 2));
+    zeros_.resize(real_zeros_ ? count * 4 : w.scheme.is_integer() ? count : 0);
+  }
 
-  int bytes() const { return wide_ ? 4 : 2; }
-  uint32_t At(int64_t group, int64_t column, float normaliser) const {
-    if (wide_) return std::bit_cast<uint32_t>(one_ ? 1.0f : w_.Scale(group, column));
-    if (one_) return 0x3c00;
-    if (half_ && normaliser == 1) {
-      uint16_t bits;
-      std::memcpy(&bits, w_.scales.data() + 2 * w_.Cell(group, column), 2);
-      return bits;
+  void Load(int64_t group) {
+    if (group == group_) return;
+    group_ = group;
+    LoadScales();
+    LoadZeros();
+  }
+
+  // Writes the meta of the record whose first column is n0.
+  void Store(int64_t n0, uint8_t* meta) const {
+    const uint8_t* const scales = scales_.data() + (n0 - columns_.begin) * (wide_ ? 4 : 2);
+    wide_ ? InterleaveHalves<4>(scales, meta) : InterleaveHalves<2>(scales, meta);
+    if (zeros_.empty()) return;
+    const uint8_t* const zeros = zeros_.data() + (n0 - columns_.begin) * (real_zeros_ ? 4 : 1);
+    uint8_t* const to = meta + (wide_ ? 2 : 1) * kMetaScalesBytes;
+    if (real_zeros_) return InterleaveHalves<4>(zeros, to);
+    if (ZeroBits(w_.scheme.bits) == 8) return InterleaveHalves<1>(zeros, to);
+    for (int i = 0; i < kTileN / 2; ++i) {
+      const uint8_t* const from = zeros + i / 8 * kRowTile + i % 8;
+      to[i] = static_cast<uint8_t>(from[0] | from[8] << 4);
     }
-    return FloatToHalf(w_.Scale(group, column) * normaliser);
   }
 
  private:
+  void LoadScales() {
+    const int64_t count = columns_.end - columns_.begin;
+    if (as_stored_ && !one_ && !wide_) {
+      std::memcpy(scales_.data(), w_.scales.data() + 2 * w_.Cell(group_, columns_.begin),
+                  2 * count);
+      return;
+    }
+    if (w_.scheme.scale_dtype == DType::kBf16 && !one_ && !wide_) {  // for each column then
+      const uint8_t* const from = w_.scales.data() + 2 * w_.Cell(group_, columns_.begin);
+      for (int64_t i = 0; i < count; ++i) {
+        const float scale = LoadElement(from, DType::kBf16, i);
+        const uint16_t half = FloatToHalf(scale * normalisers_[i]);
+        std::memcpy(scales_.data() + 2 * i, &half, sizeof(half));
+      }
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const float scale = one_ ? 1.0f : w_.Scale(group_, columns_.begin + i);
+      const uint16_t half = HalfAt(i, scale);
+      wide_ ? std::memcpy(scales_.data() + 4 * i, &scale, 4)
+            : std::memcpy(scales_.data() + 2 * i, &half, 2);
+    }
+  }
+
+  void LoadZeros() {
+    if (zeros_.empty()) return;
+    for (int64_t i = 0; i < columns_.end - columns_.begin; ++i) {
+      const int64_t n = columns_.begin + i;
+      if (!real_zeros_) {
+        zeros_[i] = static_cast<uint8_t>(w_.Zero(group_, n));
+        continue;
+      }
+      const float zero = w_.scheme.real_zeros() ? w_.RealZero(group_, n) : w_.Zero(group_, n);
+      std::memcpy(zeros_.data() + 4 * i, &zero, 4);
+    }
+  }
+
+  // Copies the bits of what is not moved, so that a NaN keeps them.
+  uint16_t HalfAt(int64_t i, float scale) const {
+    if (one_ || w_.scheme.scale_dtype != DType::kFp16 || normalisers_[i] != 1) {
+      return FloatToHalf(scale * normalisers_[i]);
+    }
+    uint16_t bits;
+    std::memcpy(&bits, w_.scales.data() + 2 * w_.Cell(group_, columns_.begin + i), 2);
+    return bits;
+  }
+
   const HostWeight& w_;
-  const bool one_, wide_, half_;
+  const ColumnRange columns_;
+  const std::vector<float>& normalisers_;
+  const bool one_, wide_, real_zeros_, as_stored_;
+  int64_t group_ = -1;
+  std::vector<uint8_t> scales_, zeros_;
 };
 
 // Calls fn(first byte of the meta, place in it, group, column) for every scale of a record.
@@ -385,27 +490,25 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
   const int metas = MetasPerRecord(shape), codes = CodesBytes(w.scheme.bits);
-  const MetaPlaces places = PlacesOf(w);
-  const RecordScales scales(w);
-  const bool real_zeros = HasRealZeros(shape);
+  const int bytes = RecordBytes(shape), meta_bytes = MetaBytes(w.scheme.bits, MetaKindOf(shape));
+  std::vector<GroupCells> groups(metas, GroupCells(w, columns, normalisers));
   uint8_t* const records = out + sections.offset(Part::kCodes);
+  alignas(64) uint8_t record[kMostRecordBytes];
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
-    uint8_t* const record = records + index * RecordBytes(shape);
     PackCodes(w, n0, k0, record);
-    uint8_t* const meta = record + codes;
-    std::memset(meta, 0, RecordBytes(shape) - codes);
-    ForEachCell(
-        w, places, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
-          const uint32_t scale = scales.At(group, n, normalisers[n - columns.begin]);
-          std::memcpy(meta + first + place.scale, &scale, scales.bytes());
-          if (real_zeros) {
-            const float zero = w.scheme.real_zeros() ? w.RealZero(group, n) : w.Zero(group, n);
-            std::memcpy(meta + first + place.zero, &zero, sizeof zero);
-          } else if (w.scheme.is_integer()) {
-            meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
-          }
-        });
+    uint8_t* meta = record + codes;
+    for (int j = 0; j < metas; ++j, meta += meta_bytes) {
+      const int64_t k = k0 + j * (kBlockK / metas);
+      if (k >= w.k) {
+        std::memset(meta, 0, meta_bytes);
+        continue;
+      }
+      groups[j].Load(k / w.group_rows());
+      groups[j].Store(n0, meta);
+    }
+    StreamBytes(record, records + index * bytes, bytes);
   });
+  FinishStreams();
 }
 
 void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {

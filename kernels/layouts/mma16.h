@@ -93,6 +93,8 @@ constexpr int MetasPerRecord(const WeightShape& shape) {
 constexpr int RecordBytes(int bits, int metas, MetaKind kind = MetaKind::kIntegerZeros) {
   return CodesBytes(bits) + metas * MetaBytes(bits, kind);
 }
+// The longest has codes of 8 bits and 8 metas.
+inline constexpr int kMostRecordBytes = RecordBytes(8, 8, MetaKind::kRealZeros);
 inline int RecordBytes(const WeightShape& shape) {
   return RecordBytes(shape.scheme.bits, MetasPerRecord(shape), MetaKindOf(shape));
 }

@@ -40,8 +40,6 @@ void StoreCode(HostWeight* w, int64_t row, int64_t col, int code) {
   byte = static_cast<uint8_t>((byte & ~(((1 << bits) - 1) << shift)) | code << shift);
 }
 
-// Eight columns of a row are read at once.
-
 // PaddingOf for columns [column, column + 8), in the form of EightCodes.
 uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   uint64_t word = 0;
@@ -51,72 +49,98 @@ uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   return word;
 }
 
-// Reads eight columns of a row of a record. kWhole: the record has no padding. It is a constant,
-// because a test for each word would take as long as the rest.
-template <typename Word, bool kWhole>
-class RecordCodes {
- public:
-  explicit RecordCodes(const HostWeight& w)
-      : w_(w), codes_(w.codes.data()), row_bytes_(w.row_bytes()) {}
+// The codes of a record, row by row, kBits bits each. Rows of a weight are mostly powers of two apart,
+// so that their lines displace one another in the first cache: packers read each line once.
+template <int kBits>
+struct Staged {
+  static constexpr int kRowBytes = kTileN * kBits / 8;
 
-  Word At(int64_t row, int64_t column) const {
-    Word word = 0;
-    if constexpr (kWhole) {
-      std::memcpy(&word, codes_ + row * row_bytes_ + column / 8 * sizeof(word), sizeof(word));
-    } else if (column < w_.n) {
-      word = static_cast<Word>(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column));
+  // Of codes that a HostWeight has in kBits bits.
+  void Load(const HostWeight& w, int64_t n0, int64_t k0) {
+    if (n0 + kTileN <= w.n && k0 + kBlockK <= w.k) {
+      const uint8_t* from = w.codes.data() + k0 * w.row_bytes() + n0 * kBits / 8;
+      for (int k = 0; k < kBlockK; ++k, from += w.row_bytes()) {
+        std::memcpy(row[k], from, kRowBytes);
+        __builtin_prefetch(from + 64, 0, 2);  // for a record behind this one
+      }
+      return;
     }
-    return word;
+    LoadEights(w, n0, k0, [](uint64_t eight) { return eight; });
   }
 
- private:
-  const HostWeight& w_;
-  const uint8_t* const codes_;
-  const int64_t row_bytes_;
-};
-
-constexpr int kSteps = kUnitK / 16;
-using Steps = uint32_t __attribute__((vector_size(4 * kSteps)));
-
-// Eight lanes own one pair of columns of K of a fragment (the same lane % 4). Their words are the
-// transposed nibbles of 8 words of codes, each of 8 out features of one row. Nibble i of a lane
-// comes from word i: row 2 pair + kCorners[i].k, out features from kCorners[i].n on. The words of
-// the four steps of a unit lie side by side in the record, so they are transposed at once.
-template <bool kWhole>
-void PackNibbles(const RecordCodes<uint32_t, kWhole>& codes, int64_t n, int64_t k, uint8_t* unit) {
-  struct Corner {
-    int k;
-    int n;
-  };
-  constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
-  for (int pair = 0; pair < 4; ++pair) {
-    Steps words[8];
-    for (int i = 0; i < 8; ++i) {
-      for (int step = 0; step < kSteps; ++step) {
-        words[i][step] = codes.At(k + 16 * step + 2 * pair + kCorners[i].k, n + kCorners[i].n);
+  // Of others, which `convert` brings to kBits bits, eight columns at a time.
+  template <typename Convert>
+  void LoadEights(const HostWeight& w, int64_t n0, int64_t k0, Convert convert) {
+    for (int k = 0; k < kBlockK; ++k) {
+      for (int n = 0; n < kTileN; n += 8) {
+        uint64_t eight = 0;
+        if (n0 + n < w.n) {
+          eight = convert(k0 + k < w.k ? w.EightCodes(k0 + k, n0 + n) : PaddingCodes(w, n0 + n));
+        }
+        std::memcpy(row[k] + n * kBits / 8, &eight, kBits);
       }
     }
-    TransposeNibbles(words);
-    uint8_t* const to = unit + pair * sizeof(Steps);  // for lane `pair`, then for every fourth
-    for (int r = 0; r < 8; ++r) std::memcpy(to + r * 4 * sizeof(Steps), &words[r], sizeof(Steps));
+  }
+
+  alignas(64) uint8_t row[kBlockK][kRowBytes];
+};
+
+// The rows of a lane's pairs along K, in the order of a word of PackBytes.
+constexpr int kRowsOfWord[4] = {0, 8, 1, 9};
+
+// The words of lane `pair` and of every fourth behind it hold pairs of the same rows. A byte of a
+// word has a code of columns n and n + 8 each, in the lower and in the upper half; a byte of a row
+// has two neighbours.
+void PackNibbles(const Staged<4>& codes, uint8_t* record) {
+  for (int half = 0; half < 2; ++half) {  // along K
+    for (int pair = 0; pair < 4; ++pair) {
+      for (int tiles = 0; tiles < 2; ++tiles) {  // two of 16 columns: 16 bytes of a row
+        Bytes16 w[16];
+        for (int i = 0; i < 16; ++i) {
+          const int k = half * kUnitK + i / 4 * 16 + 2 * pair + kRowsOfWord[i % 4];
+          std::memcpy(&w[i], codes.row[k] + 16 * tiles, sizeof(w[i]));
+        }
+        TransposeBytes(w);
+        for (int tile = 0; tile < 2; ++tile) {
+          uint8_t* to = record + ((2 * tiles + tile) * 2 + half) * UnitBytes(4) + pair * 16;
+          for (int byte = 0; byte < 4; ++byte, to += 128) {
+            const Bytes16 first = w[8 * tile + byte], second = w[8 * tile + 4 + byte];
+            const Bytes16 even = (first & 0x0f) | second << 4, odd = first >> 4 | (second & 0xf0);
+            std::memcpy(to, &even, sizeof(even));
+            std::memcpy(to + 64, &odd, sizeof(odd));
+          }
+        }
+      }
+    }
   }
 }
 
+// Four vectors of four words to four vectors of the words at each place.
+void TransposeWords(Bytes16 w[4]) {
+  Bytes16 low[2], high[2];
+  Interleave<4>(w[0], w[1], &low[0], &high[0]);
+  Interleave<4>(w[2], w[3], &low[1], &high[1]);
+  Interleave<8>(low[0], low[1], &w[0], &w[1]);
+  Interleave<8>(high[0], high[1], &w[2], &w[3]);
+}
+
 // A word holds rows 2 pair + {0, 8, 1, 9} of one out feature.
-template <typename Codes>
-void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
-  constexpr int kRows[4] = {0, 8, 1, 9};
-  for (int i = 0; i < 2 * kSteps; ++i) {  // the lanes' words
-    uint8_t* const to = unit + i / 4 * 512 + i % 4 * 4;
-    for (int pair = 0; pair < 4; ++pair) {
-      uint64_t rows[4];
-      for (int r = 0; r < 4; ++r) {
-        rows[r] = codes.At(k + i / 2 * 16 + 2 * pair + kRows[r], n + i % 2 * 8);
+void PackBytes(const Staged<8>& codes, uint8_t* record) {
+  for (int half = 0; half < 2 * kBlockK / kUnitK; ++half) {  // of a unit: two steps
+    for (int tile = 0; tile < kTileN / kRowTile; ++tile) {
+      Bytes16 steps[2][16];  // by column: the words of all pairs
+      for (int step = 0; step < 2; ++step) {
+        for (int i = 0; i < 16; ++i) {
+          const int k = half * 32 + step * 16 + i / 4 * 2 + kRowsOfWord[i % 4];
+          std::memcpy(&steps[step][i], codes.row[k] + tile * kRowTile, sizeof(steps[step][i]));
+        }
+        TransposeBytes(steps[step]);
       }
-      for (int column = 0; column < 8; ++column) {
-        uint32_t word = 0;
-        for (int r = 0; r < 4; ++r) word |= (rows[r] >> 8 * column & 0xff) << 8 * r;
-        std::memcpy(to + (column * 4 + pair) * 16, &word, sizeof(word));
+      uint8_t* const to = record + (tile * 2 + half / 2) * UnitBytes(8) + half % 2 * 512;
+      for (int n = 0; n < 8; ++n) {
+        Bytes16 words[4] = {steps[0][n], steps[0][n + 8], steps[1][n], steps[1][n + 8]};
+        TransposeWords(words);
+        std::memcpy(to + n * sizeof(words), words, sizeof(words));
       }
     }
   }
@@ -135,21 +159,6 @@ uint64_t AsBytes(uint64_t codes, int bits) {
   }
   return codes;
 }
-
-// The same as RecordCodes<uint64_t> for codes of any width.
-class CodesAsBytes {
- public:
-  explicit CodesAsBytes(const HostWeight& w) : w_(w), bits_(w.code_bits()) {}
-
-  uint64_t At(int64_t row, int64_t column) const {
-    if (column >= w_.n) return 0;
-    return AsBytes(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column), bits_);
-  }
-
- private:
-  const HostWeight& w_;
-  const int bits_;
-};
 
 // The planes of codes of 1 to 3 and of 5 to 7 bits, from the words of PackBytes.
 void PackPlanes(int bits, const uint8_t* bytes, uint8_t* unit) {
@@ -185,39 +194,25 @@ void PackPlanes(int bits, const uint8_t* bytes, uint8_t* unit) {
   }
 }
 
-// Calls pack(codes, first n and k of a unit, its bytes) for every unit of a record.
-template <typename Codes, typename Pack>
-void PackUnitsOf(const Codes& codes, int bits, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
-  for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
-    pack(codes, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK, record + unit * UnitBytes(bits));
-  }
-}
-template <typename Word, typename Pack>
-void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
-  const auto pack_all = [&](const auto& codes) {
-    PackUnitsOf(codes, w.scheme.bits, n0, k0, record, pack);
-  };
-  const bool whole = n0 + kTileN <= w.n && k0 + kBlockK <= w.k;
-  whole ? pack_all(RecordCodes<Word, true>(w)) : pack_all(RecordCodes<Word, false>(w));
-}
-
 }  // namespace
 
 void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  switch (w.scheme.bits) {
-    case 4:
-      return PackUnits<uint32_t>(w, n0, k0, record,
-                                 [](const auto& codes, auto... at) { PackNibbles(codes, at...); });
-    case 8:
-      return PackUnits<uint64_t>(w, n0, k0, record,
-                                 [](const auto& codes, auto... at) { PackBytes(codes, at...); });
-    default:
-      return PackUnitsOf(CodesAsBytes(w), w.scheme.bits, n0, k0, record,
-                         [&](const CodesAsBytes& codes, int64_t n, int64_t k, uint8_t* unit) {
-                           uint8_t bytes[UnitBytes(8)];
-                           PackBytes(codes, n, k, bytes);
-                           PackPlanes(w.scheme.bits, bytes, unit);
-                         });
+  const int bits = w.scheme.bits;
+  if (bits == 4) {
+    Staged<4> codes;
+    codes.Load(w, n0, k0);
+    return PackNibbles(codes, record);
+  }
+  Staged<8> codes;
+  if (bits == 8) {
+    codes.Load(w, n0, k0);
+    return PackBytes(codes, record);
+  }
+  codes.LoadEights(w, n0, k0, [&](uint64_t eight) { return AsBytes(eight, w.code_bits()); });
+  uint8_t bytes[CodesBytes(8)];
+  PackBytes(codes, bytes);
+  for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
+    PackPlanes(bits, bytes + unit * UnitBytes(8), record + unit * UnitBytes(bits));
   }
 }
 

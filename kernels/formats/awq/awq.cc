@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/stream.h"
 #include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
@@ -93,13 +94,18 @@ inline uint32_t InColumnOrder(uint32_t word) {
 }
 
 std::vector<uint8_t> DecodeCodes(absl::Span<const uint8_t> words) {
+  constexpr size_t kPiece = 1024;
   std::vector<uint8_t> codes = AllocateCodes(static_cast<int64_t>(words.size()));
-  const uint8_t* from = words.data();
-  uint8_t* to = codes.data();
-  for (size_t i = 0; i < words.size(); i += sizeof(uint32_t)) {
-    const uint32_t ordered = InColumnOrder(LoadWord(from + i));
-    std::memcpy(to + i, &ordered, sizeof(ordered));
+  uint8_t ordered[kPiece];
+  for (size_t at = 0; at < words.size(); at += kPiece) {
+    const size_t bytes = std::min(kPiece, words.size() - at);
+    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+      const uint32_t word = InColumnOrder(LoadWord(words.data() + at + i));
+      std::memcpy(ordered + i, &word, sizeof(word));
+    }
+    StreamBytes(ordered, codes.data() + at, static_cast<int64_t>(bytes));
   }
+  FinishStreams();
   return codes;
 }
 

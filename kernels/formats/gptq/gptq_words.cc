@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
+#include "kernels/base/stream.h"
 #include "kernels/formats/codes.h"
 #include "kernels/scheme.h"
 
@@ -95,32 +96,43 @@ void PackRow(const uint8_t* __restrict codes, int64_t count, int place, uint8_t*
   }
 }
 
-// Eight rows of 4-bit codes, which are one row of words: eight words of it are eight columns, and
-// their nibbles turned around are eight columns of each row. Four times that at once.
-using FourWords = uint32_t __attribute__((vector_size(16)));
-constexpr int64_t kFourWords = 32;  // columns
+// Eight rows of 4-bit codes are one row of words. The bytes of 32 words are turned around: those with
+// the same place in the words of every second column lie together, and a byte of two such vectors is
+// one of two rows.
+constexpr int64_t kColumns = 32;  // at a time
 
-void UnpackNibbleRows(const uint8_t* words, int64_t n, uint8_t* const rows[8]) {
-  for (int64_t col = 0; col < n; col += kFourWords) {
-    FourWords turned[8];
-    for (int i = 0; i < 8; ++i) {
-      for (int lane = 0; lane < 4; ++lane) turned[i][lane] = LoadWord(words, col + 8 * lane + i);
+void UnpackNibbleRows(const uint8_t* words, int64_t count, uint8_t (*rows)[kTile / 2]) {
+  for (int64_t col = 0; col < count; col += kColumns) {
+    Bytes16 w[8];
+    std::memcpy(w, words + 4 * col, sizeof(w));
+    for (int round = 0; round < 4; ++round) {
+      Bytes16 next[8];
+      for (int i = 0; i < 4; ++i) Interleave<1>(w[i], w[i + 4], &next[2 * i], &next[2 * i + 1]);
+      for (int i = 0; i < 8; ++i) w[i] = next[i];
     }
-    TransposeNibbles(turned);
-    for (int i = 0; i < 8; ++i) std::memcpy(rows[i] + col / 2, &turned[i], sizeof(turned[i]));
+    for (int i = 0; i < 4; ++i) {  // w[i] of even columns, w[i + 4] of odd ones
+      const Bytes16 lower = (w[i] & 0x0f) | w[i + 4] << 4, upper = w[i] >> 4 | (w[i + 4] & 0xf0);
+      std::memcpy(rows[2 * i] + col / 2, &lower, sizeof(lower));
+      std::memcpy(rows[2 * i + 1] + col / 2, &upper, sizeof(upper));
+    }
   }
 }
 
 // Whole words of whole vectors.
 void UnpackNibbles(const uint8_t* words, int64_t k, int64_t n, absl::Span<const int32_t> place,
                    uint8_t* out) {
+  alignas(64) uint8_t rows[8][kTile / 2];
   for (int64_t row = 0; row < k; row += 8) {
-    uint8_t* rows[8];
-    for (int i = 0; i < 8; ++i) {
-      rows[i] = out + (place.empty() ? row + i : place[row + i]) * n / 2;
+    for (int64_t col = 0; col < n; col += kTile) {
+      const int64_t count = std::min(kTile, n - col);
+      UnpackNibbleRows(words + (row / 8 * n + col) * 4, count, rows);
+      for (int i = 0; i < 8; ++i) {
+        const int64_t to = place.empty() ? row + i : place[row + i];
+        StreamBytes(rows[i], out + (to * n + col) / 2, count / 2);
+      }
     }
-    UnpackNibbleRows(words + row / 8 * n * 4, n, rows);
   }
+  FinishStreams();
 }
 
 // Unpacks a row of `n` codes that fill words.
@@ -171,7 +183,7 @@ std::vector<uint8_t> UnpackGptqRows(absl::Span<const uint8_t> words, int64_t k, 
   const int bits_in_row = CodeBits(bits);
   const int64_t row_bytes = CeilDiv(n * bits_in_row, 8);
   std::vector<uint8_t> out = AllocateCodes(k * row_bytes);
-  if (bits == 4 && k % 8 == 0 && n % kFourWords == 0) {  // both orders are the same
+  if (bits == 4 && k % 8 == 0 && n % kColumns == 0) {  // both orders are the same
     UnpackNibbles(words.data(), k, n, place, out.data());
     return out;
   }
