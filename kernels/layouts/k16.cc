@@ -42,6 +42,7 @@
 #include <utility>
 
 #include "kernels/base/nibbles.h"
+#include "kernels/base/stream.h"
 
 namespace awqd {
 namespace {
@@ -257,7 +258,8 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
   const WeightShape shape = w.shape();
   const K16Shape k16(shape);
   const uint64_t flip = Flip(w.scheme, k16.bits);
-  const int64_t tile_bytes = k16.blocks * k16.tile_block_bytes();  // of all its blocks
+  const int64_t block_bytes = k16.tile_block_bytes();
+  const int64_t tile_bytes = k16.blocks * block_bytes;  // of all its blocks
   // Tiles that are packed at a time, and how many tiles are whole, of codes that lie in 4 or 8 bits
   // of the weight.
   const int64_t step = w.code_bits() == 8 ? 2 : kTilesOfNibbles;
@@ -269,13 +271,20 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
       const int64_t from = SourceOf(shape, k16, K16Shape::kBlockRows * b + row).row;
       padded |= from < 0;
       rows[row] = w.codes.data() + std::max<int64_t>(0, from) * w.row_bytes();
+      for (int64_t t = t1; t < t1 + (t1 - t0); t += 64 / w.code_bits()) {
+        __builtin_prefetch(rows[row] + t * w.code_bits(), 0, 2);  // of the tiles that come next
+      }
     }
     for (; t0 + step <= std::min(t1, whole) && !padded; t0 += step) {
-      uint8_t* const block = codes + t0 * tile_bytes + b * k16.tile_block_bytes();
+      alignas(64) uint8_t packed[kTilesOfNibbles * K16Shape::kTile * K16Shape::kRun * 4];
       if (step == kTilesOfNibbles) {
-        PackBlocksOfNibbles(rows, 4 * t0, k16.bits, tile_bytes, block);
+        PackBlocksOfNibbles(rows, 4 * t0, k16.bits, block_bytes, packed);
       } else {
-        PackBlocksOfBytes(rows, 8 * t0, static_cast<uint8_t>(flip), tile_bytes, block);
+        PackBlocksOfBytes(rows, 8 * t0, static_cast<uint8_t>(flip), block_bytes, packed);
+      }
+      for (int64_t t = 0; t < step; ++t) {
+        StreamBytes(packed + t * block_bytes, codes + (t0 + t) * tile_bytes + b * block_bytes,
+                    block_bytes);
       }
     }
     if (t0 == t1) return;
@@ -294,6 +303,7 @@ void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
           }
         });
   });
+  FinishStreams();
 }
 
 void UnpackLanes(const uint8_t* codes, HostWeight* w) {
