@@ -1,7 +1,6 @@
 // PrepareWeight: chooses a weight's layout and rows, and packs it into a device's memory.
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "kernels/base/digest.h"
 #include "kernels/base/host_memory.h"
@@ -12,10 +11,6 @@
 
 namespace awqd {
 namespace {
-
-// The number of bytes that a thread packs in about the time that it takes to start a thread.
-constexpr int64_t kBytesPerThread = int64_t{1} << 20;
-constexpr int64_t kMaxThreads = 8;  // more threads would wait for memory
 
 constexpr int kAnyOctaves = 512;  // octaves between the smallest and the largest FP32
 
@@ -28,22 +23,12 @@ void ClearGaps(const Sections& sections, uint8_t* out) {
   }
 }
 
-// Packs all columns into `out`, uninitialised host memory, on a few threads of its own. Loading
-// must not use the threads that serve requests.
+// Packs all columns into `out`, uninitialised host memory.
 void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
   ClearGaps(like.sections, out);
-  const int64_t steps = CeilDiv(weight.n, ColumnRange::kStep);
-  const int64_t cores = std::thread::hardware_concurrency();
-  const int64_t parts = std::clamp<int64_t>(
-      std::min({like.sections.total() / kBytesPerThread, steps, cores}), 1, kMaxThreads);
-  const auto pack = [&](int64_t part) {
-    const int64_t begin = steps * part / parts * ColumnRange::kStep;
-    const int64_t end = steps * (part + 1) / parts * ColumnRange::kStep;
-    like.layout->pack(weight, {begin, std::min(end, weight.n)}, like.sections, out);
-  };
-  ParallelFor(static_cast<size_t>(parts), [&](size_t part) {
-    pack(static_cast<int64_t>(part));
-    if (part == 0) PackCommonParts(*like.layout, weight, like.sections, out);
+  ForEachPart(weight.n, ColumnRange::kStep, like.sections.total(), [&](int64_t begin, int64_t end) {
+    like.layout->pack(weight, {begin, end}, like.sections, out);
+    if (begin == 0) PackCommonParts(*like.layout, weight, like.sections, out);
   });
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "kernels/base/math.h"
@@ -20,7 +19,6 @@ constexpr uint64_t kPrime1 = 0x9e3779b185ebca87, kPrime2 = 0xc2b2ae3d27d4eb4f,
                    kPrime5 = 0x27d4eb2f165667c5;
 
 constexpr int64_t kBlock = int64_t{4} << 20;
-constexpr int64_t kMaxThreads = 8;  // more threads would wait for memory
 
 template <typename Word>
 uint64_t Read(const uint8_t* from) {
@@ -65,10 +63,8 @@ uint64_t Xxh64(const void* data, size_t bytes, uint64_t seed) {
 uint64_t DigestOfWeight(const uint8_t* data, int64_t bytes) {
   const int64_t blocks = CeilDiv(bytes, kBlock);
   std::vector<uint64_t> digests(blocks);
-  const int64_t cores = std::thread::hardware_concurrency();
-  const int64_t threads = std::clamp<int64_t>(std::min(blocks, cores), 1, kMaxThreads);
-  ParallelFor(static_cast<size_t>(threads), [&](size_t thread) {
-    for (auto i = static_cast<int64_t>(thread); i < blocks; i += threads) {
+  ForEachPart(blocks, 1, bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
       digests[i] = Xxh64(data + i * kBlock, std::min(kBlock, bytes - i * kBlock));
     }
   });

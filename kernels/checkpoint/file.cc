@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/parallel_for.h"
 
 namespace awqd::model {
 namespace {
@@ -24,6 +27,29 @@ absl::string_view KindOf(mode_t mode) {
 
 bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+absl::Status ReadPart(const File& file, int fd, int64_t offset, absl::Span<uint8_t> out,
+                      const std::atomic<bool>* cancelled) {
+  constexpr size_t kPieceBytes = 8 << 20;
+  size_t done = 0;
+  while (done < out.size()) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    const ssize_t got = pread(fd, out.data() + done, std::min(out.size() - done, kPieceBytes),
+                              offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return absl::InternalError(absl::StrCat(file.shown_name(), ": reading ", out.size() - done,
+                                              " bytes at ", offset + done, " failed, errno ",
+                                              errno));
+    }
+    if (got == 0) {
+      return Invalid(file.shown_name(), ": got end of file at byte ", offset + done, ", expected ",
+                     out.size() - done, " more bytes (truncated while it was read?)");
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -66,28 +92,22 @@ absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
   return out;
 }
 
+// Several threads read what is long: a core copies some GB a second from the page cache.
 absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out,
                           const std::atomic<bool>* cancelled) const {
-  constexpr size_t kPieceBytes = 8 << 20;
-  size_t done = 0;
-  while (done < out.size()) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
-    const ssize_t got =
-        pread(fd_.get(), out.data() + done, std::min(out.size() - done, kPieceBytes),
-              offset + static_cast<int64_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      return absl::InternalError(absl::StrCat(shown_name(), ": reading ", out.size() - done,
-                                              " bytes at ", offset + done, " failed, errno ",
-                                              errno));
-    }
-    if (got == 0) {
-      return Invalid(shown_name(), ": got end of file at byte ", offset + done, ", expected ",
-                     out.size() - done, " more bytes (truncated while it was read?)");
-    }
-    done += static_cast<size_t>(got);
-  }
-  return absl::OkStatus();
+  Mutex mu;
+  int64_t first_failure = static_cast<int64_t>(out.size());
+  absl::Status status;
+  ForEachPart(first_failure, 4096, first_failure, [&](int64_t begin, int64_t end) {
+    absl::Status of_part =
+        ReadPart(*this, fd_.get(), offset + begin, out.subspan(begin, end - begin), cancelled);
+    if (of_part.ok()) return;
+    MutexLock lock(&mu);
+    if (begin >= first_failure) return;
+    first_failure = begin;
+    status = std::move(of_part);
+  });
+  return status;
 }
 
 absl::Status File::CheckNoLfsPointer() const {

@@ -7,6 +7,7 @@
 #include "kernels/base/host_memory.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/stream.h"
 #include "kernels/scheme.h"
 
@@ -53,18 +54,42 @@ struct Block {
 
 void TransposeByteMatrix(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
   constexpr int64_t kRows = 4 * kLine;  // a fifth faster than one line or two of the result
-  Block<kRows> block;
-  alignas(64) uint8_t turned[kLine][kRows];
-  for (int64_t row = 0; row < rows; row += kRows) {
-    for (int64_t col = 0; col < cols; col += kLine) {
-      block.Load(from, rows, cols, row, col);
-      block.Transpose(turned);
-      for (int64_t i = 0; i < std::min(kLine, cols - col); ++i) {
-        StreamBytes(turned[i], to + (col + i) * rows + row, std::min(kRows, rows - row));
+  ForEachPart(cols, kLine, rows * cols, [&](int64_t begin, int64_t end) {
+    Block<kRows> block;
+    alignas(64) uint8_t turned[kLine][kRows];
+    for (int64_t row = 0; row < rows; row += kRows) {
+      for (int64_t col = begin; col < end; col += kLine) {
+        block.Load(from, rows, cols, row, col);
+        block.Transpose(turned);
+        for (int64_t i = 0; i < std::min(kLine, cols - col); ++i) {
+          StreamBytes(turned[i], to + (col + i) * rows + row, std::min(kRows, rows - row));
+        }
+      }
+    }
+    FinishStreams();
+  });
+}
+
+// Turns 128 rows of 64 bytes, of two codes each, into 128 lines: the low codes of every byte, then
+// the high ones. Even and odd rows are transposed apart, and a byte of both is one of two lines.
+void TransposeNibbles(const Block<2 * kLine>& block, uint8_t (*turned)[kLine][kLine]) {
+  for (int64_t at = 0; at < kLine; at += 16) {
+    for (int64_t col = 0; col < kLine; col += 16) {
+      Bytes16 even[16], odd[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        std::memcpy(&even[i], &block.line[2 * (at + i)][col], 16);
+        std::memcpy(&odd[i], &block.line[2 * (at + i) + 1][col], 16);
+      }
+      TransposeBytes(even);
+      TransposeBytes(odd);
+      for (int64_t i = 0; i < 16; ++i) {
+        const Bytes16 low = (even[i] & 0x0f) | odd[i] << 4;
+        const Bytes16 high = even[i] >> 4 | (odd[i] & 0xf0);
+        std::memcpy(&turned[0][col + i][at], &low, 16);
+        std::memcpy(&turned[1][col + i][at], &high, 16);
       }
     }
   }
-  FinishStreams();
 }
 
 // Blocks of 64 x 64: the lines of both sides stay in the first cache.
@@ -214,46 +239,28 @@ std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCo
   return out;
 }
 
-// A byte has two codes of a row. Even and odd rows are transposed apart, and a byte of both is one of
-// two rows of the result.
 std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                        FirstNibble first, absl::Span<const int32_t> place) {
   constexpr int64_t kRows = 2 * kLine;  // a line of the result
   const int64_t from_bytes = static_cast<int64_t>(from.size()) / std::max<int64_t>(1, rows);
   const int64_t row_bytes = CeilDiv(rows, 2), low = first == FirstNibble::kLow ? 0 : 1;
   std::vector<uint8_t> out = AllocateCodes(cols * row_bytes);
-  Block<kRows> block;
-  alignas(64) uint8_t turned[2][kLine][kLine];  // the low and the high codes of each byte
-  for (int64_t row = 0; row < rows; row += kRows) {
-    for (int64_t byte = 0; byte < CeilDiv(cols, 2); byte += kLine) {
-      block.Load(from.data(), rows, from_bytes, row, byte);
-      for (int64_t at = 0; at < kLine; at += 16) {
-        for (int64_t col = 0; col < kLine; col += 16) {
-          Bytes16 even[16], odd[16];
-          for (int64_t i = 0; i < 16; ++i) {
-            std::memcpy(&even[i], &block.line[2 * (at + i)][col], 16);
-            std::memcpy(&odd[i], &block.line[2 * (at + i) + 1][col], 16);
-          }
-          TransposeBytes(even);
-          TransposeBytes(odd);
-          for (int64_t i = 0; i < 16; ++i) {
-            const Bytes16 lower = (even[i] & 0x0f) | odd[i] << 4;
-            const Bytes16 upper = even[i] >> 4 | (odd[i] & 0xf0);
-            std::memcpy(&turned[0][col + i][at], &lower, 16);
-            std::memcpy(&turned[1][col + i][at], &upper, 16);
-          }
+  ForEachPart(CeilDiv(cols, 2), kLine, cols * row_bytes, [&](int64_t begin, int64_t end) {
+    Block<kRows> block;
+    alignas(64) uint8_t turned[2][kLine][kLine];
+    for (int64_t row = 0; row < rows; row += kRows) {
+      for (int64_t byte = begin; byte < end; byte += kLine) {
+        block.Load(from.data(), rows, from_bytes, row, byte);
+        TransposeNibbles(block, turned);
+        for (int64_t col = 2 * byte; col < std::min(cols, 2 * (byte + kLine)); ++col) {
+          const int64_t to = place.empty() ? col : place[col];
+          StreamBytes(turned[col % 2 ^ low][col / 2 - byte], out.data() + to * row_bytes + row / 2,
+                      std::min(kLine, row_bytes - row / 2));
         }
       }
-      for (int64_t i = 0; i < 2 * std::min(kLine, CeilDiv(cols, 2) - byte); ++i) {
-        const int64_t col = 2 * byte + i;
-        if (col >= cols) break;
-        const int64_t to = place.empty() ? col : place[col];
-        StreamBytes(turned[i % 2 ^ low][i / 2], out.data() + to * row_bytes + row / 2,
-                    std::min(kLine, row_bytes - row / 2));
-      }
     }
-  }
-  FinishStreams();
+    FinishStreams();
+  });
   return out;
 }
 

@@ -226,7 +226,8 @@ std::vector<float> LargestScales(const HostWeight& w, ColumnRange columns) {
     return out;
   }
   const int16_t last = dtype == DType::kFp16 ? 0x7bff : 0x7f80;
-  std::vector<int16_t> most(count);  // in the order of their bits; signed, because SSE2 compares such
+  std::vector<int16_t> most(
+      count);  // in the order of their bits; signed, because SSE2 compares such
   for (int64_t g = 0; g < w.groups(); ++g) {
     const uint8_t* const from = w.scales.data() + 2 * w.Cell(g, columns.begin);
     for (int64_t i = 0; i < count; ++i) {
@@ -336,7 +337,7 @@ class GroupCells {
     zeros_.resize(real_zeros_ ? count * 4 : w.scheme.is_integer() ? count : 0);
   }
 
-  void Load(int64_t group) {
+  void LoadGroup(int64_t group) {
     if (group == group_) return;
     group_ = group;
     LoadScales();
@@ -344,7 +345,7 @@ class GroupCells {
   }
 
   // Writes the meta of the record whose first column is n0.
-  void Store(int64_t n0, uint8_t* meta) const {
+  void StoreMeta(int64_t n0, uint8_t* meta) const {
     const uint8_t* const scales = scales_.data() + (n0 - columns_.begin) * (wide_ ? 4 : 2);
     wide_ ? InterleaveHalves<4>(scales, meta) : InterleaveHalves<2>(scales, meta);
     if (zeros_.empty()) return;
@@ -503,8 +504,8 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
         std::memset(meta, 0, meta_bytes);
         continue;
       }
-      groups[j].Load(k / w.group_rows());
-      groups[j].Store(n0, meta);
+      groups[j].LoadGroup(k / w.group_rows());
+      groups[j].StoreMeta(n0, meta);
     }
     StreamBytes(record, records + index * bytes, bytes);
   });

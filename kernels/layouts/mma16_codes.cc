@@ -55,8 +55,8 @@ template <int kBits>
 struct Staged {
   static constexpr int kRowBytes = kTileN * kBits / 8;
 
-  // Of codes that a HostWeight has in kBits bits.
-  void Load(const HostWeight& w, int64_t n0, int64_t k0) {
+  // For codes that a HostWeight has in kBits bits.
+  void LoadCodes(const HostWeight& w, int64_t n0, int64_t k0) {
     if (n0 + kTileN <= w.n && k0 + kBlockK <= w.k) {
       const uint8_t* from = w.codes.data() + k0 * w.row_bytes() + n0 * kBits / 8;
       for (int k = 0; k < kBlockK; ++k, from += w.row_bytes()) {
@@ -68,7 +68,7 @@ struct Staged {
     LoadEights(w, n0, k0, [](uint64_t eight) { return eight; });
   }
 
-  // Of others, which `convert` brings to kBits bits, eight columns at a time.
+  // For others, which `convert` brings to kBits bits, eight columns at a time.
   template <typename Convert>
   void LoadEights(const HostWeight& w, int64_t n0, int64_t k0, Convert convert) {
     for (int k = 0; k < kBlockK; ++k) {
@@ -200,12 +200,12 @@ void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
   const int bits = w.scheme.bits;
   if (bits == 4) {
     Staged<4> codes;
-    codes.Load(w, n0, k0);
+    codes.LoadCodes(w, n0, k0);
     return PackNibbles(codes, record);
   }
   Staged<8> codes;
   if (bits == 8) {
-    codes.Load(w, n0, k0);
+    codes.LoadCodes(w, n0, k0);
     return PackBytes(codes, record);
   }
   codes.LoadEights(w, n0, k0, [&](uint64_t eight) { return AsBytes(eight, w.code_bits()); });

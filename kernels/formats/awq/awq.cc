@@ -18,6 +18,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/text.h"
@@ -94,18 +95,21 @@ inline uint32_t InColumnOrder(uint32_t word) {
 }
 
 std::vector<uint8_t> DecodeCodes(absl::Span<const uint8_t> words) {
-  constexpr size_t kPiece = 1024;
-  std::vector<uint8_t> codes = AllocateCodes(static_cast<int64_t>(words.size()));
-  uint8_t ordered[kPiece];
-  for (size_t at = 0; at < words.size(); at += kPiece) {
-    const size_t bytes = std::min(kPiece, words.size() - at);
-    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
-      const uint32_t word = InColumnOrder(LoadWord(words.data() + at + i));
-      std::memcpy(ordered + i, &word, sizeof(word));
+  constexpr int64_t kPiece = 1024, kWord = sizeof(uint32_t);
+  const auto size = static_cast<int64_t>(words.size());
+  std::vector<uint8_t> codes = AllocateCodes(size);
+  ForEachPart(size, kPiece, size, [&](int64_t begin, int64_t end) {
+    uint8_t ordered[kPiece];
+    for (int64_t at = begin; at < end; at += kPiece) {
+      const int64_t bytes = std::min(kPiece, end - at);
+      for (int64_t i = 0; i < bytes; i += kWord) {
+        const uint32_t word = InColumnOrder(LoadWord(words.data() + at + i));
+        std::memcpy(ordered + i, &word, sizeof(word));
+      }
+      StreamBytes(ordered, codes.data() + at, bytes);
     }
-    StreamBytes(ordered, codes.data() + at, static_cast<int64_t>(bytes));
-  }
-  FinishStreams();
+    FinishStreams();
+  });
   return codes;
 }
 

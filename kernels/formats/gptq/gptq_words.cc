@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/stream.h"
 #include "kernels/formats/codes.h"
 #include "kernels/scheme.h"
@@ -121,18 +122,20 @@ void UnpackNibbleRows(const uint8_t* words, int64_t count, uint8_t (*rows)[kTile
 // Whole words of whole vectors.
 void UnpackNibbles(const uint8_t* words, int64_t k, int64_t n, absl::Span<const int32_t> place,
                    uint8_t* out) {
-  alignas(64) uint8_t rows[8][kTile / 2];
-  for (int64_t row = 0; row < k; row += 8) {
-    for (int64_t col = 0; col < n; col += kTile) {
-      const int64_t count = std::min(kTile, n - col);
-      UnpackNibbleRows(words + (row / 8 * n + col) * 4, count, rows);
-      for (int i = 0; i < 8; ++i) {
-        const int64_t to = place.empty() ? row + i : place[row + i];
-        StreamBytes(rows[i], out + (to * n + col) / 2, count / 2);
+  ForEachPart(k, 8, k * n / 2, [&](int64_t begin, int64_t end) {
+    alignas(64) uint8_t rows[8][kTile / 2];
+    for (int64_t row = begin; row < end; row += 8) {
+      for (int64_t col = 0; col < n; col += kTile) {
+        const int64_t count = std::min(kTile, n - col);
+        UnpackNibbleRows(words + (row / 8 * n + col) * 4, count, rows);
+        for (int i = 0; i < 8; ++i) {
+          const int64_t to = place.empty() ? row + i : place[row + i];
+          StreamBytes(rows[i], out + (to * n + col) / 2, count / 2);
+        }
       }
     }
-  }
-  FinishStreams();
+    FinishStreams();
+  });
 }
 
 // Unpacks a row of `n` codes that fill words.
