@@ -31,9 +31,9 @@ inline void ParallelFor(size_t count, absl::FunctionRef<void(size_t)> body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Calls body(begin, end) for parts of [0, count) that begin at multiples of `step`, on a few threads
-// as ParallelFor does. `bytes`: what all of it reads or writes. Loading must not use the threads that
-// serve requests.
+// Calls body(begin, end) for parts of [0, count) that begin at multiples of `step`, on a few
+// threads as ParallelFor does. `bytes`: what all parts read or write. Loading must not use the
+// threads that serve requests.
 inline void ForEachPart(int64_t count, int64_t step, int64_t bytes,
                         absl::FunctionRef<void(int64_t begin, int64_t end)> body) {
   constexpr int64_t kBytesPerThread = int64_t{4} << 20;  // many times what starts a thread

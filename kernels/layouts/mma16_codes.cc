@@ -49,8 +49,8 @@ uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   return word;
 }
 
-// The codes of a record, row by row, kBits bits each. Rows of a weight are mostly powers of two apart,
-// so that their lines displace one another in the first cache: packers read each line once.
+// The codes of a record, row by row, kBits bits each. Rows of a weight are mostly powers of two
+// apart, so that their lines displace one another in the first cache: packers read each line once.
 template <int kBits>
 struct Staged {
   static constexpr int kRowBytes = kTileN * kBits / 8;

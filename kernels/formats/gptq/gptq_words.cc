@@ -97,9 +97,9 @@ void PackRow(const uint8_t* __restrict codes, int64_t count, int place, uint8_t*
   }
 }
 
-// Eight rows of 4-bit codes are one row of words. The bytes of 32 words are turned around: those with
-// the same place in the words of every second column lie together, and a byte of two such vectors is
-// one of two rows.
+// Eight rows of 4-bit codes are one row of words. The bytes of 32 words are turned around: those
+// with the same place in the words of every second column lie together, and a byte of two such
+// vectors is one of two rows.
 constexpr int64_t kColumns = 32;  // at a time
 
 void UnpackNibbleRows(const uint8_t* words, int64_t count, uint8_t (*rows)[kTile / 2]) {
