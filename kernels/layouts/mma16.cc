@@ -226,8 +226,8 @@ std::vector<float> LargestScales(const HostWeight& w, ColumnRange columns) {
     return out;
   }
   const int16_t last = dtype == DType::kFp16 ? 0x7bff : 0x7f80;
-  std::vector<int16_t> most(
-      count);  // in the order of their bits; signed, because SSE2 compares such
+  // Magnitudes are in the order of their bits. Signed, because SSE2 compares such.
+  std::vector<int16_t> most(count);
   for (int64_t g = 0; g < w.groups(); ++g) {
     const uint8_t* const from = w.scales.data() + 2 * w.Cell(g, columns.begin);
     for (int64_t i = 0; i < count; ++i) {

@@ -9,9 +9,7 @@
 
 namespace awqd {
 
-inline void Check(cudaError_t error) {
-  ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
-}
+inline void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 inline void Check(int code) { ASSERT_EQ(code, AWQD_OK) << awqd_error_message(); }
 inline void Check(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
 
