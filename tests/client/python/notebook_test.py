@@ -39,7 +39,8 @@ def test_notebook(tmp_path, monkeypatch, dtype):
         for name, value in (("ADDRESS", server.address), ("MODEL", "q4"), ("DENSE", str(dense))):
             monkeypatch.setenv(f"AWQCTL_{name}", value)
         monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-        nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+        nbclient.NotebookClient(notebook, timeout=120, startup_timeout=240, kernel_name="python3",  # slow beside compilers
+                                resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     text = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
