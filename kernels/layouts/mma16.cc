@@ -225,6 +225,7 @@ std::vector<float> LargestScales(const HostWeight& w, ColumnRange columns) {
     }
     return out;
   }
+  // FP16 and BF16, one for each column: IsNormalised and RefusesScales admit no others.
   const int16_t last = dtype == DType::kFp16 ? 0x7bff : 0x7f80;
   // Magnitudes are in the order of their bits. Signed, because SSE2 compares such.
   std::vector<int16_t> most(count);
@@ -367,7 +368,8 @@ class GroupCells {
                   2 * count);
       return;
     }
-    if (w_.scheme.scale_dtype == DType::kBf16 && !one_ && !wide_) {  // for each column then
+    // RefusesScales lets only one scale for each column pass here.
+    if (w_.scheme.scale_dtype == DType::kBf16 && !one_ && !wide_) {
       const uint8_t* const from = w_.scales.data() + 2 * w_.Cell(group_, columns_.begin);
       for (int64_t i = 0; i < count; ++i) {
         const float scale = LoadElement(from, DType::kBf16, i);
