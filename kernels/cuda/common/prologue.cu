@@ -18,25 +18,43 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The largest finite magnitude of a row, the same in every thread.
-__device__ float LargestFinite(const Reader& x, int64_t row) {
-  float largest = 0;
-  for (int64_t i = threadIdx.x; i < x.k; i += kThreads) {
-    const float v = fabsf(x.At(row, i));
-    if (v <= kLargestFloat) largest = fmaxf(largest, v);
+// The bits of the largest finite magnitude of a run and `largest`.
+__device__ __forceinline__ int LargestFiniteOfRun(const float (&v)[kIntegerRun], int largest) {
+#pragma unroll
+  for (int i = 0; i < kIntegerRun; ++i) {
+    const int bits = __float_as_int(v[i]) & 0x7fffffff;
+    largest = max(largest, bits < kInfinityBits ? bits : 0);
   }
-  return LargestOfTeam<kThreads>(largest);
+  return largest;
 }
 
-// FP32 rows become FP16 times a power of two of their own, in `scale` (steps.cuh). Block = one row.
-__global__ __launch_bounds__(kThreads) void ConvertToFp16(Reader x, uint16_t* out, int64_t stride,
-                                                          float* scale) {
+// FP32 rows become FP16 times a power of two of their own, in `scale` (steps.cuh). Block = one row,
+// a thread takes runs of 16. A row that has no more runs than the block has threads is read once.
+// `stride` is a multiple of 8. `wide`: runs of x lie on 16 bytes.
+__global__ __launch_bounds__(kMostRunThreads) void ConvertToFp16(Reader x, uint16_t* out,
+                                                                 int64_t stride, float* scale,
+                                                                 bool wide) {
   LaunchDependents();
-  const int64_t row = blockIdx.x;
-  const int exponent = HalfExponent(LargestFinite(x, row));
+  const int64_t row = blockIdx.x, step = int64_t{blockDim.x} * kIntegerRun;
+  const int64_t mine = threadIdx.x * kIntegerRun;
+  float v[kIntegerRun];
+  int largest = 0;
+  for (int64_t first = mine; first < x.k; first += step) {
+    LoadRun(x, row, first, wide, v);
+    largest = LargestFiniteOfRun(v, largest);
+  }
+  const int exponent = HalfExponent(__int_as_float(LargestOfBlock(largest)));
   const float down = ldexpf(1.0f, -exponent);
-  for (int64_t i = threadIdx.x; i < stride; i += kThreads) {
-    out[row * stride + i] = ToFp16x2(i < x.k ? x.At(row, i) * down : 0.0f, 0) & 0xffff;
+  for (int64_t first = mine; first < stride; first += step) {
+    if (step < stride || first >= x.k) LoadRun(x, row, first, wide, v);
+    uint32_t pairs[kIntegerRun / 2];
+#pragma unroll
+    for (int i = 0; i < kIntegerRun / 2; ++i) {
+      pairs[i] = ToFp16x2(v[2 * i] * down, v[2 * i + 1] * down);
+    }
+    uint4* const to = reinterpret_cast<uint4*>(out + row * stride + first);
+    to[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    if (first + 8 < stride) to[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
   }
   if (threadIdx.x == 0) scale[row] = ldexpf(1.0f, exponent);
 }
@@ -350,10 +368,10 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const ConstMatrixView& x = args.x;
   const int64_t stride = Stride(args.form, x.cols);
-  const LaunchConfig config{
-      .grid = static_cast<unsigned>(x.rows), .block = kThreads, .stream = stream};
   const Reader reader = {x.data, x.dtype, args.order, args.factor, x.cols};
   const bool reordered = args.form == InputForm::kTensorCoreIntegers;
+  // Rows of K elements on 16 bytes, in their order.
+  const bool wide = args.order == nullptr && args.factor == nullptr && RowsOnSixteenBytes(x);
   out->x = {args.out, x.dtype, x.rows, x.cols};
   out->stride = stride;
   if (x.dtype == DType::kInt8) {
@@ -380,8 +398,6 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
     out->x.dtype = DType::kInt8;
     float* const scales = scales_at(1);
     out->scale = scales;
-    // Rows of K elements on 16 bytes, in their order.
-    const bool wide = args.order == nullptr && args.factor == nullptr && RowsOnSixteenBytes(x);
     return LaunchQuantizeRows(reader, x.rows,
                               {.out = static_cast<int8_t*>(args.out),
                                .stride = stride,
@@ -403,8 +419,13 @@ absl::Status RunPrologue(const PrologueArgs& args, PrologueResult* out, Device& 
   out->x.dtype = DType::kFp16;
   float* const scale = scales_at(2);
   out->scale = scale;
+  const int64_t threads = RoundUp(CeilDiv(stride, int64_t{kIntegerRun}), 32);
+  const LaunchConfig config{
+      .grid = static_cast<unsigned>(x.rows),
+      .block = static_cast<unsigned>(std::min<int64_t>(threads, kMostRunThreads)),
+      .stream = stream};
   return Launch<ConvertToFp16>("common/prologue", config, reader, static_cast<uint16_t*>(args.out),
-                               stride, scale);
+                               stride, scale, wide);
 }
 
 }  // namespace awqd::cuda
