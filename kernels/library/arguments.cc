@@ -103,12 +103,17 @@ absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
   return BadValue("args->quantization", quantization, "an awqd_quantization");
 }
 
-absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m) {
+Path ChoosePath(const DeviceWeight& weight, int64_t m, ActivationQuantization quantization) {
+  if (IsFloat8(quantization) && weight.plan.Float8(m) != nullptr) return Path::kFused;
+  return m < DenseThreshold(weight.plan, weight.shape, weight.device->info()) ? Path::kFused
+                                                                              : Path::kDequantize;
+}
+
+absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m,
+                            ActivationQuantization quantization) {
   switch (path) {
     case AWQD_PATH_AUTO:
-      return m < DenseThreshold(weight.plan, weight.shape, weight.device->info())
-                 ? Path::kFused
-                 : Path::kDequantize;
+      return ChoosePath(weight, m, quantization);
     case AWQD_PATH_FUSED:
       return Path::kFused;
     case AWQD_PATH_DEQUANTIZE:
@@ -122,11 +127,13 @@ absl::Status CheckTokens(int64_t m) {
   return BadValue("args->m", m, absl::StrCat("0 to ", kMaxTokens));
 }
 
-int64_t BytesOf(const MatmulArgs& args) {
-  const auto on = [&](Path path) {
-    return WorkspaceBytes(*args.weight, path, args.x.rows, args.activation, ProductOf(args));
+int64_t BytesOf(const MatmulArgs& args, Path path) {
+  const auto on = [&](Path taken) {
+    return WorkspaceBytes(*args.weight, taken, args.x.rows, args.activation, ProductOf(args));
   };
-  return RoundUp(std::max(on(Path::kFused), on(Path::kDequantize)), kAlign);
+  // Fewer tokens, of which no row takes E4M3, may be for the dense product.
+  const Path of_16_bits = ChoosePath(*args.weight, args.x.rows, ActivationQuantization::kNone);
+  return RoundUp(std::max({on(Path::kFused), on(path), on(of_16_bits)}), kAlign);
 }
 
 int64_t CounterBytes(const Device& device) {

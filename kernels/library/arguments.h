@@ -20,8 +20,10 @@ absl::StatusOr<ActivationFunction> ToActivation(int32_t activation);
 // One that is not of gated MLPs alone.
 absl::StatusOr<ActivationFunction> ToSingleActivation(int32_t activation);
 absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization);
-// AWQD_PATH_AUTO by the number of tokens.
-absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m);
+// The path of AWQD_PATH_AUTO, by the number of tokens.
+Path ChoosePath(const DeviceWeight& weight, int64_t m, ActivationQuantization quantization);
+absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m,
+                            ActivationQuantization quantization);
 absl::Status CheckTokens(int64_t m);
 
 // The activation function of a gated MLP, and its constants.
@@ -36,8 +38,8 @@ absl::StatusOr<GateArgs> ReadGate(const MlpArgs& args) {
   return out;
 }
 
-// For this number of tokens and any smaller one, whose path may be another.
-int64_t BytesOf(const MatmulArgs& args);
+// Bytes of the workspace of a product on this path of ToPath, and of one with fewer tokens.
+int64_t BytesOf(const MatmulArgs& args, Path path);
 
 // A workspace begins with the words by which the blocks of a kernel synchronise, zero before and
 // after each kernel (StreamView::counters).

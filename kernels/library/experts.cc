@@ -224,7 +224,8 @@ int64_t WorkspaceOf(const StackProduct& product, const ExpertsCall& call) {
                                      .x = x,
                                      .y = product.args.y,
                                      .activation = product.args.activation,
-                                     .quantization = product.args.quantization}));
+                                     .quantization = product.args.quantization},
+                                    ChoosePath(*expert, x.rows, product.args.quantization)));
   }
   return bytes;
 }
@@ -408,7 +409,7 @@ absl::Status MultiplyOneByOne(const StackProduct& product, const ExpertsCall& ca
     const int64_t rows = end - begin;
     if (rows == 0) continue;
     const DeviceWeight& weight = *product.stacks[0]->experts[e];
-    AWQD_ASSIGN_OR_RETURN(const Path path, ToPath(AWQD_PATH_AUTO, weight, rows));
+    const Path path = ChoosePath(weight, rows, all.quantization);
     const MatmulArgs args = {
         .weight = &weight,
         .x = {static_cast<const char*>(all.x.data) + begin * x_row, all.x.dtype, rows, all.x.cols},

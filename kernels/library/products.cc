@@ -14,6 +14,8 @@ namespace {
 struct Product {
   MatmulArgs args;
   Path path = Path::kFused;
+
+  int64_t bytes() const { return BytesOf(args, path); }  // of the workspace
 };
 
 absl::StatusOr<Product> ReadMatmul(const awqd_weight* weight, const awqd_matmul_args* args) {
@@ -27,7 +29,7 @@ absl::StatusOr<Product> ReadMatmul(const awqd_weight* weight, const awqd_matmul_
   AWQD_ASSIGN_OR_RETURN(const DType y, ToDType("args->y_dtype", args->y_dtype));
   AWQD_ASSIGN_OR_RETURN(out.args.activation, ToSingleActivation(args->activation));
   AWQD_ASSIGN_OR_RETURN(out.args.quantization, ToQuantization(args->quantization));
-  AWQD_ASSIGN_OR_RETURN(out.path, ToPath(args->path, on, args->m));
+  AWQD_ASSIGN_OR_RETURN(out.path, ToPath(args->path, on, args->m, out.args.quantization));
   out.args.x = {args->x, x, args->m, on.shape.k};
   out.args.y = {args->y, y, args->m, on.shape.n};
   out.args.bias = args->bias != nullptr ? args->bias : on.bias();
@@ -64,7 +66,7 @@ struct GatedMlp {
 
   int64_t middle_bytes() const { return 2 * RoundUp(middle.count * 4, kAlign); }
   int64_t bytes() const {
-    return middle_bytes() + std::max({BytesOf(gate.args), BytesOf(up.args), BytesOf(down.args)});
+    return middle_bytes() + std::max({gate.bytes(), up.bytes(), down.bytes()});
   }
 };
 
@@ -99,7 +101,7 @@ absl::StatusOr<GatedMlp> ReadGatedMlp(const awqd_gated_mlp_args* args) {
   out.device = gate.device;
   const auto product = [&](const awqd_weight* weight) -> absl::StatusOr<Product> {
     const DeviceWeight& on = *weight->weight;
-    AWQD_ASSIGN_OR_RETURN(const Path path, ToPath(args->path, on, m));
+    AWQD_ASSIGN_OR_RETURN(const Path path, ToPath(args->path, on, m, ActivationQuantization::kNone));
     return Product{{.weight = &on,
                     .x = {args->x, x, m, k},
                     .y = {nullptr, DType::kFp32, m, middle},
@@ -149,7 +151,7 @@ int awqd_matmul_workspace(const awqd_weight* weight, const awqd_matmul_args* arg
   return Call([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(CheckPointer("bytes", bytes));
     AWQD_ASSIGN_OR_RETURN(const Product product, ReadMatmul(weight, args));
-    *bytes = CounterBytes(*weight->device) + BytesOf(product.args);
+    *bytes = CounterBytes(*weight->device) + product.bytes();
     return absl::OkStatus();
   });
 }
@@ -159,7 +161,7 @@ int awqd_matmul(const awqd_weight* weight, const awqd_matmul_args* args, awqd_wo
   return Call([&]() -> absl::Status {
     AWQD_ASSIGN_OR_RETURN(Product product, ReadMatmul(weight, args));
     AWQD_ASSIGN_OR_RETURN(const awqd::StreamView view,
-                          Begin(*weight->device, workspace, BytesOf(product.args), stream));
+                          Begin(*weight->device, workspace, product.bytes(), stream));
     if (args->m > 0) {
       AWQD_RETURN_IF_ERROR(CheckPointer("args->x", args->x));
       AWQD_RETURN_IF_ERROR(CheckPointer("args->y", args->y));

@@ -237,6 +237,19 @@ TEST_F(LibraryTest, ExactIntegersAndQuantisedActivations) {
   ExpectRefused(weight.get(), "activations dtype: got INT8");  // it has scales, so no integers
 }
 
+TEST_F(LibraryTest, AWorkspaceHasRoomForADecodedWeightWhereOneIsDecoded) {
+  const WeightPtr weight = Load(device_.get(), kGate);
+  const auto bytes_on = [&](int32_t path) {
+    int64_t bytes = 0;
+    args_.m = 1, args_.path = path;
+    EXPECT_EQ(awqd_matmul_workspace(weight.get(), &args_, &bytes), AWQD_OK) << awqd_error_message();
+    return bytes;
+  };
+  EXPECT_EQ(bytes_on(AWQD_PATH_AUTO), bytes_on(AWQD_PATH_FUSED));
+  EXPECT_LT(bytes_on(AWQD_PATH_AUTO), 384 * 1536);
+  EXPECT_GE(bytes_on(AWQD_PATH_DEQUANTIZE), 384 * 1536 * 2);
+}
+
 TEST_F(LibraryTest, ManyThreadsMultiplyByOneWeight) {
   const WeightPtr weight = Load(device_.get(), kQuery);
   ASSERT_EQ(Multiply(weight.get()), AWQD_OK);
