@@ -119,9 +119,9 @@ class Exported {
   cudaEvent_t ready_ = nullptr, finished_ = nullptr;
 };
 
-v1::SharedMemory RangeOf(int64_t offset, size_t size) {
+v1::SharedMemory RangeOf(int64_t offset, size_t size, const std::string& region = "r") {
   v1::SharedMemory out;
-  out.set_region("r");
+  out.set_region(region);
   out.set_offset(offset);
   out.set_size(static_cast<int64_t>(size));
   return out;
@@ -144,11 +144,12 @@ class GpuDeviceMemoryTest : public ServerTest {
   }
 
   // A product whose activations begin at `x` and whose result begins at `y`, of bytes.
-  client::MatmulCall SharedCall(const client::MatmulCall& call, int64_t x, int64_t y) const {
+  client::MatmulCall SharedCall(const client::MatmulCall& call, int64_t x, int64_t y,
+                                const std::string& region = "r") const {
     client::MatmulCall out = call;
     exported_->Write(x, call.activations.bytes);
-    out.shared_activations = RangeOf(x, call.activations.bytes.size());
-    out.shared_output = RangeOf(y, call.activations.shape[0] * kN * 2);
+    out.shared_activations = RangeOf(x, call.activations.bytes.size(), region);
+    out.shared_output = RangeOf(y, call.activations.shape[0] * kN * 2, region);
     out.activations.bytes.clear();
     return out;
   }
@@ -388,8 +389,11 @@ TEST_F(GpuDeviceMemoryTest, RegionsThatEndUnderEarlyWork) {
     Exported own;
     auto ring = client::Ring::Open({.path = ring_path_});
     ASSERT_TRUE(ring.ok()) << ring.status();
-    ASSERT_TRUE((*ring)->ShareMemory(own.EarlyRequest("r")).ok());
-    const auto prepared = (*ring)->Prepare(SharedCall(call, 0, 16 << 20));
+    // A name of its own: the server may hear of the last ring's end after this.
+    const std::string name = absl::StrCat("r", i);
+    const absl::Status shared = (*ring)->ShareMemory(own.EarlyRequest(name));
+    ASSERT_TRUE(shared.ok()) << shared;
+    const auto prepared = (*ring)->Prepare(SharedCall(call, 0, 16 << 20, name));
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     for (int n = 0; n < 20; ++n) {
       const client::RingAnswer answer =
