@@ -25,8 +25,8 @@ struct Case {
   int64_t n = 0;
   int64_t m = 0;  // 0: dequantize
   DType dtype = DType::kFp16;
-  // The rounding, for rows of E4M3 activations.
-  ActivationQuantization float8 = ActivationQuantization::kFloat8PerToken;
+  // How FP16 activations are rounded to E4M3 first; kNone: not at all.
+  ActivationQuantization float8 = ActivationQuantization::kNone;
   // How to multiply; empty: as a server does, through QuantizedMatmul.
   std::function<absl::Status(const MatmulArgs&, StreamView)> product;
   // Not null: libawqd computes, with its own copies of the weight.

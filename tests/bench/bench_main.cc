@@ -18,6 +18,7 @@
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
 // beside what it expected; with --x=int8 those of sm90a/qmatmul_a8, with --x=e4m3 those of
 // sm90a/qmatmul_float8, whose FP16 activations get a scale for each token, or each block of 128.
+// --x=e4m3, --x=e4m3_blocks: FP16 activations, rounded like that before the product.
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.
@@ -229,18 +230,22 @@ void RunRow(const KernelRow& row, const Flags& flags, const Library* library, Ma
         }
       }
     } else {
+      // Where no row has E4M3 activations, one of 16-bit activations multiplies them.
+      const bool rounds = row.op == Op::kFloat8Activations ||
+                          (row.op == Op::kMatmul && flags.x == DType::kE4m3);
       const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8
-                      : flags.x == DType::kE4m3    ? DType::kFp16
+                      : rounds                     ? DType::kFp16
                                                    : flags.x;
       for (int64_t m : flags.m) {
         if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
+        const KernelRow* const float8 = rounds ? plan.rows.Float8(m) : nullptr;
         const KernelRow* const chosen =
             row.op == Op::kIntegerMatmul          ? plan.rows.Integer(m)
             : row.op == Op::kQuantizedActivations ? plan.rows.Quantized(m)
-            : row.op == Op::kFloat8Activations    ? plan.rows.Float8(m)
+            : float8 != nullptr                   ? float8
                                                   : plan.rows.Matmul(row.path, m);
         if (flags.served && chosen != &row) continue;
-        time({&row, k, n, m, x, flags.float8});
+        time({&row, k, n, m, x, rounds ? flags.float8 : ActivationQuantization::kNone});
       }
     }
     // Floors come after all of a shape's cases, because a measurement right after cuBLASLt may be
@@ -265,7 +270,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
     for (int i = 0; i < shapes; ++i) {
       const auto [k, n] = flags.shapes[i];
       const Plan plan = Select({k, n, flags.scheme}, machine.device().info(), AllKernels()).value();
-      const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x, flags.float8};
+      const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x};
       copies[i] = Prepare(*spec.row, {k, n, flags.scheme}, machine.cold_bytes(), machine);
       alone += Time(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));

@@ -127,7 +127,9 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
     x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
     x_ = Upload(device, x);
     const int64_t scratch = WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m,
-                                           ActivationFunction::kNone, spec.row->op);
+                                           ActivationFunction::kNone,
+                                           IsFloat8(spec.float8) ? Op::kFloat8Activations
+                                                                 : spec.row->op);
     workspace_ = device.Allocate(MemoryKind::kDevice, scratch).value();
   }
   auto stream = device.CreateStream().value();
@@ -148,7 +150,7 @@ void Product::CheckProduct(const std::vector<uint8_t>& x, const std::vector<uint
   error_ = ProductError(copies_.canonical, x, y, spec_.m, spec_.dtype);
   // Allows the roundings of y and of the weight, half a unit in the last place of FP16 or BF16; and
   // of activations to INT8, whose error is 1 / sqrt(12) of 1/127 of the largest of some thousand.
-  const double allowed = spec_.row->op == Op::kFloat8Activations      ? 5e-2
+  const double allowed = IsFloat8(spec_.float8)                       ? 5e-2
                          : spec_.row->op == Op::kQuantizedActivations ? 2e-2
                          : spec_.dtype == DType::kFp16                ? 1e-3
                                                                       : 4e-3;
@@ -183,7 +185,7 @@ void Product::Run(int i, StreamView stream) const {
   if (spec_.row->op == Op::kQuantizedActivations) {
     args.quantization = ActivationQuantization::kPerToken;
   }
-  if (spec_.row->op == Op::kFloat8Activations) args.quantization = spec_.float8;
+  if (IsFloat8(spec_.float8)) args.quantization = spec_.float8;
   if (spec_.libawqd != nullptr) return spec_.libawqd->Multiply(i, args, spec_.row->path, stream);
   Check(spec_.product ? spec_.product(args, stream)
                       : QuantizedMatmul(args, spec_.row->path, stream));

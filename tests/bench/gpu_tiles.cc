@@ -58,7 +58,7 @@ class Tiles {
  public:
   Tiles(DType x, ActivationQuantization float8, Machine& machine)
       : x_(x),
-        float8_(float8),
+        float8_(x == DType::kE4m3 ? float8 : ActivationQuantization::kNone),
         machine_(machine),
         fixed_order_(machine.device().info().batch_invariant),
         row_(x == DType::kInt8   ? cuda::PersistentA8Row()
@@ -100,7 +100,7 @@ class Tiles {
         PrologueResult x;
         PrologueArgs prologue = {
             .x = args.x, .form = row_.input_form, .out = static_cast<char*>(args.workspace) + sums};
-        if (x_ == DType::kE4m3) prologue.quantization = float8_;
+        prologue.quantization = float8_;
         const absl::Status status =
             CudaSteps().run_prologue(prologue, &x, machine_.device(), stream);
         if (!status.ok()) return status;
