@@ -26,6 +26,7 @@ function(awqd_bundle_target name folder)
   add_custom_target(${name}
     COMMAND ${CMAKE_COMMAND} "-DBINARIES=${files}" -DSOURCE=${PROJECT_SOURCE_DIR} -DNAME=${folder}
             -DOUT=${PROJECT_SOURCE_DIR}/out -DSTRIP=${CMAKE_STRIP} -DKIND=${name}
+            -DSLOW=$<BOOL:${AWQD_CUDA_FAST_COMPILE}>
             -P ${PROJECT_SOURCE_DIR}/cmake/bundle.cmake
     DEPENDS ${ARGN} VERBATIM COMMENT "Collecting out/${folder}")
 endfunction()

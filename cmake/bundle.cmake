@@ -2,6 +2,12 @@
 # the documents into OUT/NAME, and packs OUT/NAME.tar.gz, or with the GPU tests OUT/NAME.tar.xz.
 cmake_minimum_required(VERSION 3.25)
 
+if(SLOW AND KIND STREQUAL "gpu_bundle")
+  message(FATAL_ERROR "got a build with AWQD_CUDA_FAST_COMPILE, whose kernels are slow, expected -DAWQD_CUDA_FAST_COMPILE=OFF")
+elseif(SLOW)
+  message(WARNING "AWQD_CUDA_FAST_COMPILE is on: this folder's kernels are slow")
+endif()
+
 # Left to the machine that runs the bundle: the C library, because it must match the kernel and the loader, and
 # the GPU's driver and cuBLAS, because they belong to the GPU.
 set(system_libraries

@@ -73,10 +73,12 @@ if [[ "$preset" == aarch64 ]] && ! have_aarch64; then
 fi
 
 # configure_here <preset>: CUDA code for the GPUs of this machine. Where there is none, for a Hopper, and awqd_older_gpus
-# compiles some for older ones. Several files at a time, as what is shipped is compiled.
+# compiles some for older ones, with little optimisation, as nothing runs it. Several files at a time, as what is shipped is
+# compiled.
 configure_here() {
-  local options=(-DAWQD_UNITY=ON)
-  [[ "$1" == cuda ]] && options+=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
+  local options=(-DAWQD_UNITY=ON) fast=OFF architectures
+  architectures="$(gpu_architectures)" || { architectures=90a-real fast=ON; }
+  [[ "$1" == cuda ]] && options+=("-DAWQD_CUDA_ARCHITECTURES=$architectures" "-DAWQD_CUDA_FAST_COMPILE=$fast")
   configure "$1" "${options[@]}"
 }
 
