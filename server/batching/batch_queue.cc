@@ -317,7 +317,7 @@ bool BatchQueue::CostsAtMost(int64_t max_cost, const std::vector<Ticket>& ticket
   return true;
 }
 
-Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
+Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost, absl::Duration max_time) {
   const Line* best = nullptr;
   for (const auto& [key, line] : lines_) {
     if (ReadyAt(key, line, hurry) > now) continue;
@@ -328,13 +328,14 @@ Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
   const bool starving = Starving(Oldest(*best), now);
   const std::vector<Ticket> tickets = Collect(*best, now);
   if (!CostsAtMost(max_cost, tickets)) return batch;
+  for (Ticket ticket : tickets) batch.load += by_ticket_.at(ticket).entry->task->load();
+  batch.run_key = by_ticket_.at(tickets.front()).entry->task->run_key();
+  batch.expected = run_times_.Expect(batch.run_key, batch.load, now).usual;
+  if (batch.expected > max_time) return Batch();
   for (Ticket ticket : tickets) {
     batch.tasks.push_back(RemoveTask(ticket));
     batch.tokens += batch.tasks.back()->tokens();
-    batch.load += batch.tasks.back()->load();
   }
-  batch.run_key = batch.tasks.front()->run_key();
-  batch.expected = run_times_.Expect(batch.run_key, batch.load, now).usual;
   last_was_starving_ = starving;
   return batch;
 }

@@ -86,8 +86,9 @@ class BatchQueue {
   // when nothing is queued. `hurry` ignores max_queue_delay.
   absl::Time NextBatch(bool hurry) const;
   // Takes out the most urgent batch that is ready. Returns an empty batch when none is ready, or
-  // when that batch costs more than `max_cost`.
-  Batch Pop(absl::Time now, bool hurry, int64_t max_cost = Task::kUnknownCost);
+  // when that batch costs more than `max_cost` or is known to take longer than `max_time`.
+  Batch Pop(absl::Time now, bool hurry, int64_t max_cost = Task::kUnknownCost,
+            absl::Duration max_time = absl::InfiniteDuration());
 
   // A batch of this key and load has run.
   void RecordRun(const RunKey& key, int64_t load, absl::Duration took, absl::Time now) {

@@ -12,6 +12,9 @@ namespace {
 
 constexpr int kNoLane = -1;
 
+// The longest task that a caller of RunQueued runs because it is alone.
+constexpr absl::Duration kLongestAlone = absl::Milliseconds(1);
+
 // A thread that waits for a later moment wakes after this and waits again, so that no time
 // overflows.
 constexpr absl::Duration kLongestWait = absl::Minutes(1);
@@ -97,7 +100,8 @@ Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, bool alon
   if (Held()) return Batch();
   hold_until_ = 0;
   const bool has_company = queue_.size() > 1 || free_lanes_.size() < runs_.size();
-  Batch batch = alone && has_company ? Batch() : queue_.Pop(now, hurry_, max_cost);
+  const absl::Duration max_time = alone ? kLongestAlone : absl::InfiniteDuration();
+  Batch batch = alone && has_company ? Batch() : queue_.Pop(now, hurry_, max_cost, max_time);
   if (!batch.empty()) {
     *lane = TakeLane(batch, now);
     ++running_now_;

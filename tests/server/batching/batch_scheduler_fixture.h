@@ -47,9 +47,10 @@ class BatchSchedulerTest : public ::testing::Test {
   // A task that its caller runs, with RunQueued.
   absl::StatusOr<Ticket> AddMine(const std::string& name, int priority = 0,
                                  absl::Duration deadline = absl::InfiniteDuration(),
-                                 int64_t cost = 1) {
+                                 int64_t cost = 1, const RunKey& run_key = {}) {
     auto task = std::make_unique<PuppetTask>(name, &journal_, 1, 1, BatchKey{&subject_, 0});
     task->set_cost(cost);
+    task->set_run_key(run_key);
     task->priority = priority;
     task->deadline = clock_.Now() + deadline;
     std::unique_ptr<Task> owned = std::move(task);

@@ -41,6 +41,8 @@ class PuppetTask final : public Task {
   BatchKey key() const override { return key_; }
   int64_t cost() const override { return cost_; }
   void set_cost(int64_t cost) { cost_ = cost; }
+  RunKey run_key() const override { return run_key_; }
+  void set_run_key(const RunKey& key) { run_key_ = key; }
   void Fail(const absl::Status& status) override {
     journal_->Add(name_ + ":" + absl::StatusCodeToString(status.code()));
   }
@@ -50,6 +52,7 @@ class PuppetTask final : public Task {
   const std::string name_;
   Journal* const journal_;
   int64_t cost_ = 1;
+  RunKey run_key_;
   const int64_t tokens_;
   const int64_t bytes_;
   const BatchKey key_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <typeinfo>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -80,6 +81,17 @@ TEST_F(BatchSchedulerTest, RunQueuedAloneLeavesCompanyToTheWorkers) {
   for (const char* name : {"b", "c"}) ASSERT_TRUE(AddMine(name).ok());
   EXPECT_FALSE(scheduler_->RunQueued(2, /*alone=*/true));
   EXPECT_THAT(AwaitLines(2), ElementsAre("a:ran", "b+c:ran")) << "a worker was woken";
+}
+
+TEST_F(BatchSchedulerTest, RunQueuedAloneLeavesWhatTakesLongToAWorker) {
+  Start({}, 2);
+  const RunKey key = {.operation = &typeid(PuppetTask)};
+  scheduler_->RecordRun(key, 1, absl::Milliseconds(5));
+  ASSERT_TRUE(AddMine("a", 0, absl::InfiniteDuration(), 1, key).ok());
+  EXPECT_FALSE(scheduler_->RunQueued(1, /*alone=*/true)) << "it does not wait at the gate";
+  gate_.AwaitInside(1);
+  gate_.Open();
+  EXPECT_THAT(AwaitLines(1), ElementsAre("a:ran"));
 }
 
 TEST_F(BatchSchedulerTest, RunQueuedAloneRunsNothingBesideABusyLane) {
