@@ -101,7 +101,8 @@ absl::StatusOr<GatedMlp> ReadGatedMlp(const awqd_gated_mlp_args* args) {
   out.device = gate.device;
   const auto product = [&](const awqd_weight* weight) -> absl::StatusOr<Product> {
     const DeviceWeight& on = *weight->weight;
-    AWQD_ASSIGN_OR_RETURN(const Path path, ToPath(args->path, on, m, ActivationQuantization::kNone));
+    AWQD_ASSIGN_OR_RETURN(const Path path,
+                          ToPath(args->path, on, m, ActivationQuantization::kNone));
     return Product{{.weight = &on,
                     .x = {args->x, x, m, k},
                     .y = {nullptr, DType::kFp32, m, middle},

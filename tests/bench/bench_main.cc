@@ -231,19 +231,17 @@ void RunRow(const KernelRow& row, const Flags& flags, const Library* library, Ma
       }
     } else {
       // Where no row has E4M3 activations, one of 16-bit activations multiplies them.
-      const bool rounds = row.op == Op::kFloat8Activations ||
-                          (row.op == Op::kMatmul && flags.x == DType::kE4m3);
-      const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8
-                      : rounds                     ? DType::kFp16
-                                                   : flags.x;
+      const bool rounds =
+          row.op == Op::kFloat8Activations || (row.op == Op::kMatmul && flags.x == DType::kE4m3);
+      const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8 : rounds ? DType::kFp16 : flags.x;
       for (int64_t m : flags.m) {
         if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
         const KernelRow* const float8 = rounds ? plan.rows.Float8(m) : nullptr;
-        const KernelRow* const chosen =
-            row.op == Op::kIntegerMatmul          ? plan.rows.Integer(m)
-            : row.op == Op::kQuantizedActivations ? plan.rows.Quantized(m)
-            : float8 != nullptr                   ? float8
-                                                  : plan.rows.Matmul(row.path, m);
+        const KernelRow* const chosen = row.op == Op::kIntegerMatmul ? plan.rows.Integer(m)
+                                        : row.op == Op::kQuantizedActivations
+                                            ? plan.rows.Quantized(m)
+                                        : float8 != nullptr ? float8
+                                                            : plan.rows.Matmul(row.path, m);
         if (flags.served && chosen != &row) continue;
         time({&row, k, n, m, x, rounds ? flags.float8 : ActivationQuantization::kNone});
       }

@@ -126,10 +126,9 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
   if (!decodes) {
     x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
     x_ = Upload(device, x);
-    const int64_t scratch = WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m,
-                                           ActivationFunction::kNone,
-                                           IsFloat8(spec.float8) ? Op::kFloat8Activations
-                                                                 : spec.row->op);
+    const int64_t scratch =
+        WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m, ActivationFunction::kNone,
+                       IsFloat8(spec.float8) ? Op::kFloat8Activations : spec.row->op);
     workspace_ = device.Allocate(MemoryKind::kDevice, scratch).value();
   }
   auto stream = device.CreateStream().value();
