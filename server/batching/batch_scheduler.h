@@ -63,9 +63,9 @@ class BatchScheduler {
 
   // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
   // free; with `alone` only a task that is alone, queued or running, and is not known to take over a
-  // millisecond. Meant for tasks so short that waking a worker would cost more. True: tasks are left and this thread must call again; it may
-  // do other things before. False: nothing is left, or a worker or the thread that has the lane
-  // will take it.
+  // millisecond. Meant for tasks so short that waking a worker would cost more. True: tasks are left
+  // and this thread must call again; it may do other things before. False: nothing is left, or a
+  // worker or the thread that has the lane will take it.
   bool RunQueued(int64_t max_cost, bool alone = false);
 
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
