@@ -104,9 +104,8 @@ absl::StatusOr<ActivationQuantization> ToQuantization(int32_t quantization) {
 }
 
 Path ChoosePath(const DeviceWeight& weight, int64_t m, ActivationQuantization quantization) {
-  if (IsFloat8(quantization) && weight.plan.Float8(m) != nullptr) return Path::kFused;
-  return m < DenseThreshold(weight.plan, weight.shape, weight.device->info()) ? Path::kFused
-                                                                              : Path::kDequantize;
+  return awqd::ChoosePath(weight.plan, m, quantization,
+                          DenseThreshold(weight.plan, weight.shape, weight.device->info()));
 }
 
 absl::StatusOr<Path> ToPath(int32_t path, const DeviceWeight& weight, int64_t m,

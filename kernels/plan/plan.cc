@@ -252,6 +252,12 @@ int64_t DenseThreshold(const WeightPlan& plan, const WeightShape& shape, const D
   return DenseFrom(plan, kDefaultDenseFrom, shape, device).value_or(kDefaultDenseFrom);
 }
 
+Path ChoosePath(const WeightPlan& plan, int64_t m, ActivationQuantization quantization,
+                int64_t threshold) {
+  if (IsFloat8(quantization) && plan.Float8(m) != nullptr) return Path::kFused;
+  return m < threshold ? Path::kFused : Path::kDequantize;
+}
+
 std::string DescribeTiles(const PlanEntry& entry, const WeightShape& shape,
                           const DeviceInfo& device) {
   constexpr int64_t kLast = 4096;

@@ -36,6 +36,10 @@ std::optional<int64_t> DenseFrom(const WeightPlan& plan, int64_t m, const Weight
 inline constexpr int64_t kDefaultDenseFrom = 256;
 // DenseFrom for that many tokens, and that number without it.
 int64_t DenseThreshold(const WeightPlan& plan, const WeightShape& shape, const DeviceInfo& device);
+// The path of a product of `m` tokens whose caller leaves it open: kDequantize from `threshold` tokens
+// on, but kFused where a row of the plan multiplies activations rounded so.
+Path ChoosePath(const WeightPlan& plan, int64_t m, ActivationQuantization quantization,
+                int64_t threshold);
 
 // The tiles of the entry's row at the first count of its range and at powers of two up to 4096,
 // with equal tiles merged: "17-32: 32x192 on 132 blocks, 64: ...". Empty if the row has no choice.

@@ -43,10 +43,10 @@ absl::Status WithErrorId(absl::Status status) {
 // and being woken by its answers costs a large part of the product; parsing a request of a megabyte
 // keeps such a thread as long.
 constexpr int64_t kShortBatch = int64_t{1} << 25;
-// The same of a GPU, for a work that is alone: 390 tokens on a gated MLP of 4096 x 14336, some 300 us
-// of an H200; one that was seen to take over a millisecond is a worker's all the same (RunQueued).
-// What arrives meanwhile would wait for the GPU in a queue as well. With company a worker runs it, so
-// that this thread receives what can be merged.
+// The same of a GPU, for a work that is alone: 390 tokens on a gated MLP of 4096 x 14336, of which 256
+// take an H200 197 us. A work that was seen to take over a millisecond is a worker's (RunQueued).
+// Calls that arrive meanwhile would wait for the GPU in a queue, too. With company a worker runs it,
+// so that this thread receives what can be merged.
 constexpr int64_t kShortBatchOfGpu = int64_t{1} << 36;
 
 // Answers that a thread gives in a row before another is worth waking: each is put into bytes and

@@ -288,8 +288,8 @@ absl::Status DequantizeWork::RunTransformed(Lane& lane, char* result,
 
 Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
                 ActivationQuantization quantization) {
-  if (IsFloat8(quantization) && weight.plan.Float8(tokens) != nullptr) return Path::kFused;
-  return tokens < lane.thresholds().FindThreshold(weight) ? Path::kFused : Path::kDequantize;
+  return awqd::ChoosePath(weight.plan, tokens, quantization,
+                          lane.thresholds().FindThreshold(weight));
 }
 
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report) {

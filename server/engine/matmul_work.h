@@ -113,8 +113,7 @@ class DequantizeWork final : public Work {
 
 // --- The product as a step: from device memory to device memory ---
 
-// The path of a product of so many tokens, by the token-count policy; kFused where a kernel
-// multiplies E4M3.
+// The path of a product of so many tokens, by the token-count policy.
 Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens,
                 ActivationQuantization quantization);
 
